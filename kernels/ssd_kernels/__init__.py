@@ -1,0 +1,1 @@
+"""Operators of ssd_runtime, each with its plain reference beside it."""

@@ -1,0 +1,1 @@
+"""The built-in plugins of ssd_runtime; they use only `ssd_runtime.api`."""

@@ -1,0 +1,1 @@
+"""ssd_runtime: speculative speculative decoding as a runtime. Importing it loads no torch."""

@@ -1,0 +1,136 @@
+"""The values that cross the engine's boundary: parameters, requests, outputs.
+
+Plain data, standard library only. Parsing and checking live in `settings/request.py`,
+the engine in `engine/`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a request ended, in OpenAI's words where they have one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class Mode(StrEnum):
+    """How rounds are run; `scheduler.policy` in YAML."""
+
+    AUTOREGRESSIVE = "autoregressive"
+    SPECULATIVE = "speculative"
+    SSD = "ssd"
+    HYBRID = "hybrid"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """What one request asks of its sampling.
+
+    temperature: 0 is greedy. top_p in (0, 1], 1 is off. top_k 0 is off. min_p in [0, 1], 0 is off.
+    max_tokens: None means up to the context. seed: None means drawn, and reported back.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationParams:
+    """Per-request speculation: `None` fields take the engine's settings."""
+
+    enabled: bool = True
+    mode: Mode | None = None
+    length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request. Exactly one of `prompt`, `messages`, `prompt_token_ids` is set.
+
+    raw: continue `prompt` as it stands instead of applying the chat template.
+    """
+
+    id: str
+    prompt: str | None = None
+    messages: tuple[Message, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    raw: bool = False
+    params: SamplingParams = field(default_factory=SamplingParams)
+    speculation: SpeculationParams = field(default_factory=SpeculationParams)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds on a monotonic clock; `queue` is submit to first scheduled."""
+
+    queue_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    total_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """Counted after truncation, per row and round; the definitions are in `telemetry/stats.py`."""
+
+    mode: str = Mode.AUTOREGRESSIVE
+    rounds: int = 0
+    hits: int = 0
+    misses: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    draft_weight_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One piece of an answer, as `Engine.generate` yields it.
+
+    text and token_ids are what is *new*; the last piece has `finish_reason` set and carries
+    seed, timing and statistics. The concatenation of all pieces is the answer.
+    """
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    prompt_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    timing: Timing | None = None
+    speculation: SpeculationStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer: all pieces of `Output` put together."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_token_ids: tuple[int, ...]
+    seed: int
+    timing: Timing
+    speculation: SpeculationStats
