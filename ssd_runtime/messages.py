@@ -57,3 +57,56 @@ class StopWord:
     def is_set(self) -> bool:
         """Whether somebody asked."""
         return self._event.is_set()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of one row's verification: drafts accepted, and the target's token after them."""
+
+    accepted: int
+    bonus: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """Why one row has no verdict; the other rows of the command have theirs."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRow:
+    """One row of a verification: pending tokens, then `drafts`, fed from position `start`.
+
+    Not `samples`: a prefill chunk that is not the prompt's last; its KV is wanted, no token.
+    """
+
+    token_ids: tuple[int, ...]
+    drafts: tuple[int, ...]
+    start: int
+    block_table: tuple[int, ...]
+    draw: Draw
+    samples: bool = True
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the forward pass feeds for this row."""
+        return len(self.token_ids) + len(self.drafts)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyCommand:
+    """One forward pass of the target; its result is one `Verdict | RowFailure | None` a row."""
+
+    rows: tuple[VerifyRow, ...]
+    kind: str = "verify"
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the pass."""
+        return len(self.rows)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens fed over all rows."""
+        return sum(row.num_tokens for row in self.rows)

@@ -1,0 +1,40 @@
+"""Sets of CPU cores: how they are written in YAML, and how a thread is confined to one."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ssd_runtime.errors import ConfigError
+
+_CPU = re.compile(r"cpu:(\d+)(?:-(\d+))?")
+
+
+def available_cores() -> frozenset[int]:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def parse_cores(place: str) -> frozenset[int]:
+    """`"cpu:0"`, `"cpu:0-3"` or `"auto"` as core numbers. Raises `ConfigError` for anything else."""
+    if place == "auto":
+        return available_cores()
+    match = _CPU.fullmatch(place)
+    if match is None:
+        raise ConfigError(f"placement: got {place!r}, expected auto, cpu:N or cpu:N-M on this machine")
+    first, last = int(match[1]), int(match[2] or match[1])
+    cores = frozenset(range(first, last + 1))
+    missing = sorted(cores - available_cores())
+    if missing or not cores:
+        raise ConfigError(
+            f"placement: {place!r} names cores {missing or 'none'}, available: {sorted(available_cores())}"
+        )
+    return cores
+
+
+def confine_thread(cores: frozenset[int]) -> None:
+    """Confine the calling thread, and the threads it will start, to `cores`."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)

@@ -1,0 +1,80 @@
+"""A request while it lives in the engine: its sequence, its end, its listener, its times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ssd_runtime.engine.stopping import AnswerEnd, Emission
+from ssd_runtime.errors import SSDError
+from ssd_runtime.sequence import Sequence
+from ssd_runtime.types import FinishReason, Output, SpeculationStats, Timing
+
+Listener = Callable[[Output | SSDError], None]
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """One request from submission to its last piece. Times are seconds of the engine's clock."""
+
+    sequence: Sequence
+    end: AnswerEnd
+    listener: Listener
+    mode: str
+    draft_weight_bytes: int
+    submitted: float
+    scheduled: float | None = None
+    first_token: float | None = None
+
+    def tell(self, emission: Emission, now: float) -> None:
+        """Send the listener what a round added."""
+        if self.first_token is None and emission.token_ids:
+            self.first_token = now
+        if emission.finish_reason is not None:
+            self.listener(self._last(emission.text, emission.token_ids, emission.finish_reason, now))
+        elif emission.token_ids:
+            self.listener(Output(self.sequence.request.id, emission.text, emission.token_ids))
+
+    def tell_cancelled(self, now: float) -> None:
+        """Send the last piece of a request that was cancelled."""
+        self.listener(self._last("", (), FinishReason.CANCELLED, now))
+
+    def tell_error(self, error: SSDError) -> None:
+        """End the request with an error."""
+        self.listener(error)
+
+    def _last(self, text: str, token_ids: tuple[int, ...], reason: FinishReason, now: float) -> Output:
+        sequence = self.sequence
+        return Output(
+            request_id=sequence.request.id,
+            text=text,
+            token_ids=token_ids,
+            finish_reason=reason,
+            prompt_token_ids=tuple(sequence.token_ids[: sequence.num_prompt]),
+            seed=sequence.draw.seed,
+            timing=self._timing(now),
+            speculation=self._speculation(),
+        )
+
+    def _timing(self, now: float) -> Timing:
+        scheduled = now if self.scheduled is None else self.scheduled
+        first = now if self.first_token is None else self.first_token
+        return Timing(
+            queue_seconds=scheduled - self.submitted,
+            first_token_seconds=first - self.submitted,
+            decode_seconds=now - first,
+            total_seconds=now - self.submitted,
+        )
+
+    def _speculation(self) -> SpeculationStats:
+        totals = self.sequence.totals
+        return SpeculationStats(
+            mode=self.mode,
+            rounds=totals.rounds,
+            hits=totals.hits,
+            misses=totals.misses,
+            draft_tokens=totals.draft_tokens,
+            accepted_tokens=totals.accepted_tokens,
+            accepted_per_position=tuple(totals.accepted_per_position),
+            draft_weight_bytes=self.draft_weight_bytes,
+        )

@@ -1,0 +1,112 @@
+"""When an answer ends, and which of its text may be shown: token by token, in emission order.
+
+Pure of engine state: ids and text in, ids and text out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ssd_runtime.types import FinishReason
+
+
+class TextStream(Protocol):
+    """Turns token ids into text without ever emitting part of a character."""
+
+    def push(self, token_ids: Sequence[int]) -> str: ...
+    def flush(self) -> str: ...
+
+
+class StopStrings:
+    """Holds text back while it may still become one of `stops`; cuts at the first one completed."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """Text that may be shown now, and whether a stop string was completed.
+
+        Among several, the one completed first wins; of those completed by the same character, the
+        longest.
+        """
+        self._held += text
+        ends = [(start + len(stop), start) for stop in self._stops if (start := self._held.find(stop)) >= 0]
+        if ends:
+            _, start = min(ends)
+            shown, self._held = self._held[:start], ""
+            return shown, True
+        keep = self._longest_open_prefix()
+        shown = self._held[: len(self._held) - keep]
+        self._held = self._held[len(self._held) - keep :]
+        return shown, False
+
+    def flush(self) -> str:
+        """What was held back, when the answer ends for another reason."""
+        held, self._held = self._held, ""
+        return held
+
+    def _longest_open_prefix(self) -> int:
+        longest = min(len(self._held), max((len(stop) for stop in self._stops), default=1) - 1)
+        for size in range(longest, 0, -1):
+            if any(stop.startswith(self._held[-size:]) for stop in self._stops):
+                return size
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What one round adds to an answer: the tokens kept, the text shown, and why it ended if it did."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None
+
+
+class AnswerEnd:
+    """The stop rules of one request, fed with its tokens in order."""
+
+    def __init__(
+        self,
+        text: TextStream,
+        *,
+        end_ids: Iterable[int],
+        stop_strings: Sequence[str],
+        max_tokens: int,
+    ) -> None:
+        """`end_ids`: EOS and stop token ids, which end the answer and show no text."""
+        self._text = text
+        self._end_ids = frozenset(end_ids)
+        self._stops = StopStrings(stop_strings)
+        self._left = max_tokens
+
+    def push(self, token_ids: Iterable[int]) -> Emission:
+        """Take the tokens of one round; those after the end are dropped."""
+        kept: list[int] = []
+        shown: list[str] = []
+        for token in token_ids:
+            kept.append(token)
+            self._left -= 1
+            reason = self._take(token, shown)
+            if reason is not None:
+                return Emission(tuple(kept), "".join(shown), reason)
+        return Emission(tuple(kept), "".join(shown), None)
+
+    def _take(self, token: int, shown: list[str]) -> FinishReason | None:
+        if token in self._end_ids:
+            shown.append(self._rest())
+            return FinishReason.STOP
+        text, stopped = self._stops.push(self._text.push([token]))
+        shown.append(text)
+        if stopped:
+            return FinishReason.STOP
+        if self._left == 0:
+            shown.append(self._rest())
+            return FinishReason.LENGTH
+        return None
+
+    def _rest(self) -> str:
+        text, _ = self._stops.push(self._text.flush())
+        return text + self._stops.flush()

@@ -1,0 +1,72 @@
+"""A sequence: committed tokens and where their KV lies.
+
+`token_ids` holds only tokens that are settled: the prompt, and what was emitted. The last one is
+usually *pending*: the target has sampled it, but it has not been fed, so its KV is not there yet.
+Nothing speculative is ever stored here.
+
+    0 <= kv_len <= len(token_ids)       positions [0, kv_len) have KV in the blocks of `table`
+    token_ids[kv_len:]                  pending: fed by the next forward passes
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+from ssd_runtime.messages import Draw
+from ssd_runtime.stats import RoundTotals
+from ssd_runtime.types import Request
+
+_uids = itertools.count(1)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request's tokens in the engine. `epoch` changes whenever its KV is thrown away."""
+
+    request: Request
+    num_prompt: int
+    token_ids: list[int]
+    draw: Draw
+    max_len: int
+    uid: int = field(default_factory=lambda: next(_uids))
+    table: list[int] = field(default_factory=list)
+    kv_len: int = 0
+    epoch: int = 0
+    totals: RoundTotals = field(default_factory=RoundTotals)
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens whose KV is still missing."""
+        return len(self.token_ids) - self.kv_len
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens emitted so far."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only the last token is pending, so that one pass yields the next."""
+        return self.num_pending == 1
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.max_len - len(self.token_ids)
+
+    def commit(self, token_ids: list[int], kv_len: int) -> None:
+        """Append settled tokens; `kv_len` positions of the sequence now have valid KV."""
+        self.token_ids.extend(token_ids)
+        self.kv_len = kv_len
+        self.check()
+
+    def forget_kv(self) -> None:
+        """The KV is gone (preemption): everything is pending again, and old cache entries are void."""
+        self.kv_len = 0
+        self.epoch += 1
+
+    def check(self) -> None:
+        """Assert the invariants in the module's docstring."""
+        assert 0 <= self.kv_len <= len(self.token_ids) <= self.max_len
+        assert 0 < self.num_prompt <= len(self.token_ids)
