@@ -1,1 +1,1 @@
-"""settings"""
+"""The configuration: schema, loading, and messages that name file and line."""

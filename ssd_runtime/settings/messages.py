@@ -1,0 +1,102 @@
+"""What pydantic found wrong, in this project's words: got, expected, and a near name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from ssd_runtime.settings.schema import Settings
+
+_KINDS = {int: "an integer", float: "a number", str: "a string", tuple: "a list"}
+
+
+def describe(error: Mapping[str, Any]) -> tuple[str, str]:
+    """The dotted key that one pydantic error is about, and what to say about it."""
+    path = [str(part) for part in error["loc"]]
+    key = ".".join(path)
+    if not path:
+        key, _, text = str(error["ctx"]["error"]).partition(": ")
+        return key, text
+    if error["type"] == "extra_forbidden":
+        return key, _unknown(path)
+    if error["type"] == "missing":
+        return key, "missing, and it has no default"
+    return key, f"got {error['input']!r}, expected {_expected(error, path)}"
+
+
+def field_at(path: Sequence[str]) -> FieldInfo | None:
+    """The field at a path of names, or None where the schema has none."""
+    model: type[BaseModel] | None = Settings
+    found = None
+    for name in path:
+        found = model.model_fields.get(name) if model else None
+        model = _model_of(found)
+    return found
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """A hint such as "did you mean 'model'? ", or nothing when no allowed name is near."""
+    near = get_close_matches(name, list(allowed), n=1)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def _unknown(path: Sequence[str]) -> str:
+    parent = _model_of(field_at(path[:-1])) if path[:-1] else Settings
+    allowed = sorted(parent.model_fields) if parent else []
+    return f"unknown key; {did_you_mean(path[-1], allowed)}allowed: {', '.join(allowed)}"
+
+
+def _model_of(found: FieldInfo | None) -> type[BaseModel] | None:
+    annotation = found.annotation if found else None
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _expected(error: Mapping[str, Any], path: Sequence[str]) -> str:
+    found = field_at(path)
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    if found is None:
+        return "a string" if error["type"] == "string_type" else error["msg"]
+    limits = _limits(found)
+    in_kind = error["type"] in {"greater_than_equal", "less_than_equal", "greater_than"}
+    return limits if in_kind else ", ".join(filter(None, [_kind(found), limits]))
+
+
+def _kind(found: FieldInfo) -> str:
+    annotation = _bare(found.annotation)
+    if get_origin(annotation) is Literal:
+        return _one_of(get_args(annotation))
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return _one_of([member.value for member in annotation])
+    if _model_of(found):
+        return "a name or a mapping" if found.metadata else "a mapping"
+    return _KINDS.get(get_origin(annotation) or annotation, "another value")
+
+
+def _bare(annotation: Any) -> Any:
+    """`int` for `int | None`, with or without Annotated."""
+    if get_origin(annotation) in {UnionType, Union}:
+        annotation = next(kind for kind in get_args(annotation) if kind is not NoneType)
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _one_of(values: Sequence[object]) -> str:
+    return "one of " + ", ".join(str(value) for value in values)
+
+
+def _limits(found: FieldInfo) -> str:
+    low = next((limit.ge for limit in found.metadata if isinstance(limit, Ge)), None)
+    above = next((limit.gt for limit in found.metadata if isinstance(limit, Gt)), None)
+    high = next((limit.le for limit in found.metadata if isinstance(limit, Le)), None)
+    if above is not None:
+        return f"above {above}, up to {high}"
+    if low is None:
+        return ""
+    return f"at least {low}" if high is None else f"{low} to {high}"
