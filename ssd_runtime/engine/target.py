@@ -1,0 +1,66 @@
+"""What the target's lane does: forward passes and verdicts. Runs on the lane's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from ssd_runtime.messages import Draw, ForwardRow, RowFailure, Verdict, VerifyCommand, VerifyRow
+from ssd_runtime.sampling.verify import verify
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ssd_runtime.memory.kv import PagedKV
+    from ssd_runtime.models.decoder import Decoder
+
+
+class Sampler(Protocol):
+    """Draws tokens from logits; a plugin kind."""
+
+    def draw(self, logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> Sequence[int]:
+        """One token per row of `logits` `[N, V]`; negative where the row's numbers are unusable."""
+        ...
+
+
+class TargetWorker:
+    """Owns the target's decoder and KV; carries out `VerifyCommand`s."""
+
+    def __init__(self, decoder: Decoder, kv: PagedKV, sampler: Sampler) -> None:
+        self._decoder = decoder
+        self._kv = kv
+        self._sampler = sampler
+
+    def execute(self, command: VerifyCommand) -> list[Verdict | RowFailure | None]:
+        """Feed every row in one pass; a verdict for each row that samples."""
+        logits = self._decoder.forward([_forward_row(row) for row in command.rows], self._kv)
+        results: list[Verdict | RowFailure | None] = []
+        offset = 0
+        for row in command.rows:
+            count = _num_logits(row)
+            results.append(self._verdict(row, logits[offset : offset + count]) if row.samples else None)
+            offset += count
+        return results
+
+    def _verdict(self, row: VerifyRow, logits: Tensor) -> Verdict | RowFailure:
+        verdict = verify(row.drafts, self._tokens(row, logits))
+        if verdict.bonus < 0:
+            return RowFailure(
+                f"the target's logits at position {row.start + len(row.token_ids) + verdict.accepted} are "
+                "not finite; the weights or this request's KV are damaged"
+            )
+        return verdict
+
+    def _tokens(self, row: VerifyRow, logits: Tensor) -> Iterator[int]:
+        """The target's own tokens, drawn only as far as the verdict looks."""
+        first = row.start + len(row.token_ids)
+        for i in range(len(row.drafts) + 1):
+            yield self._sampler.draw(logits[i : i + 1], [row.draw], [first + i])[0]
+
+
+def _num_logits(row: VerifyRow) -> int:
+    return len(row.drafts) + 1 if row.samples else 0
+
+
+def _forward_row(row: VerifyRow) -> ForwardRow:
+    return ForwardRow((*row.token_ids, *row.drafts), row.start, row.block_table, _num_logits(row))
