@@ -45,6 +45,11 @@ class QuantizationByBatch(_Section):
     large: Name = Field(description="Format for rounds of more than `threshold` rows.")
     threshold: Int = Field(ge=1, description="The largest number of rows that still uses `small`.")
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The formats in use, each once."""
+        return tuple(dict.fromkeys((self.small, self.large)))
+
 
 def _part_from_name(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value

@@ -1,0 +1,78 @@
+"""The kinds of parts that plugins provide, as protocols. Plugins implement, the engine calls.
+
+`Quantizer` and `WeightMatrix` are in `models/linear.py`. A part that raises or breaks its contract
+costs its own work and is named in the log; it never changes the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ssd_runtime.stats import RoundRecord
+from ssd_runtime.types import Request
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ssd_runtime.messages import Draw
+
+
+class Proposer(Protocol):
+    """Guesses the next tokens of one sequence without a model."""
+
+    def propose(self, token_ids: Sequence[int], k: int) -> Sequence[int]:
+        """Up to `k` tokens that may follow `token_ids`; fewer, or none, is fine.
+
+        Runs on the draft lane's thread, once per row that needs a proposal. Pure: it must not keep
+        or change `token_ids`. Ids outside the vocabulary make the whole proposal void.
+        """
+        ...
+
+
+class Sampler(Protocol):
+    """Draws tokens from logits, as each row's request asks."""
+
+    def draw(self, logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> Sequence[int]:
+        """One token per row of `logits` `[N, V]` float32, which may be overwritten.
+
+        `draws[i]` is row i's warp and seed, `positions[i]` the absolute position of the token drawn.
+        The result depends on row i alone. Negative where a row's logits are unusable (not finite).
+        """
+        ...
+
+
+class CachePolicy(Protocol):
+    """Shares the branch budget of one row among the possible outcomes of a round."""
+
+    def allot(self, margins: Sequence[float], budget: int) -> Sequence[int]:
+        """How many bonus candidates to prepare after 0, 1, …, K accepted tokens.
+
+        `margins[i]` is the draft's margin at position i of the proposal: the difference of its two
+        best perturbed scores, large where it is sure. Returns `len(margins) + 1` counts whose sum is
+        at most `budget`. Runs on the engine's loop, once per row and round: no blocking.
+        """
+        ...
+
+
+class Waiting(Protocol):
+    """What an order may look at: one waiting request. `uid` grows with arrival."""
+
+    @property
+    def uid(self) -> int: ...
+    @property
+    def request(self) -> Request: ...
+    @property
+    def num_prompt(self) -> int: ...
+
+
+Order = Callable[[Waiting], Any]
+"""The sort key of a waiting request; the lowest is served next. Runs on the engine's loop."""
+
+
+class Observer(Protocol):
+    """Hears of every round of every row."""
+
+    def observe(self, record: RoundRecord) -> None:
+        """One verdict. Runs on the engine's loop after the tokens were sent: no blocking."""
+        ...
