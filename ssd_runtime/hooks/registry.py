@@ -67,13 +67,11 @@ class Registries:
 
     def absorb(self, other: Registries) -> None:
         """Take over every factory of `other`; on a double name raise PluginError and take none."""
-        pairs = [
-            (mine, theirs) for (_, mine), (_, theirs) in zip(self.by_kind(), other.by_kind(), strict=True)
-        ]
-        for mine, theirs in pairs:
-            mine.check_free(theirs.names())
-        for mine, theirs in pairs:
-            mine.update(theirs)
+        theirs = dict(other.by_kind())
+        for kind, registry in self.by_kind():
+            registry.check_free(theirs[kind].names())
+        for kind, registry in self.by_kind():
+            registry.update(theirs[kind])
 
     def offers(self) -> dict[str, tuple[str, ...]]:
         """For each key of the settings that names a part, the names that registered parts give it."""

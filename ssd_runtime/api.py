@@ -1,0 +1,51 @@
+"""What plugins may use: the hook marker, the registries, the kinds of parts, the values they get.
+
+Everything else in `ssd_runtime` may change without notice. Importing this loads no torch; the names
+in `_HEAVY` do, when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ssd_runtime.errors import NotAvailableError, PluginError
+from ssd_runtime.hooks.kinds import CachePolicy, Observer, Order, Proposer, Sampler, Waiting
+from ssd_runtime.hooks.registry import Registry
+from ssd_runtime.hooks.specs import hookimpl
+from ssd_runtime.messages import Draw
+from ssd_runtime.stats import RoundRecord
+from ssd_runtime.types import Request, SamplingParams
+
+if TYPE_CHECKING:
+    from ssd_runtime.models.linear import Quantizer, WeightMatrix
+
+_HEAVY = {
+    "Quantizer": "ssd_runtime.models.linear",
+    "WeightMatrix": "ssd_runtime.models.linear",
+}
+
+__all__ = [
+    "CachePolicy",
+    "Draw",
+    "NotAvailableError",
+    "Observer",
+    "Order",
+    "PluginError",
+    "Proposer",
+    "Quantizer",
+    "Registry",
+    "Request",
+    "RoundRecord",
+    "Sampler",
+    "SamplingParams",
+    "Waiting",
+    "WeightMatrix",
+    "hookimpl",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HEAVY:
+        return getattr(importlib.import_module(_HEAVY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

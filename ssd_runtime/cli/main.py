@@ -1,0 +1,69 @@
+"""`ssd-run`: the commands, and what an error means for the exit status.
+
+stdout carries answers only. Exit status: 0 fine, 1 some request failed, 2 bad usage or
+configuration, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from ssd_runtime.cli import inspect
+from ssd_runtime.cli.options import ConfigOption, ModeOption, SetOption, TraceOption, load
+from ssd_runtime.errors import ConfigError, ModelError, NotAvailableError, PluginError, SSDError
+
+BAD_START = (ConfigError, ModelError, PluginError)
+SHARED_OPTIONS = ("--config", "--set", "--mode", "--trace")
+
+app = typer.Typer(
+    name="ssd-run",
+    help="Speculative speculative decoding: a large language model answers faster, and exactly as before.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+inspect.register(app)
+
+
+@app.callback(invoke_without_command=True)
+def daemon(
+    context: typer.Context,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    mode: ModeOption = None,
+    trace: TraceOption = None,
+) -> None:
+    """Without a command: check the configuration and serve it."""
+    if context.invoked_subcommand is None:
+        load(config, overrides, mode)
+        raise NotAvailableError(
+            "the daemon is not available; available: `ssd-run pipe` and `ssd-run chat` "
+            "(`ssd-run --config FILE -` answers the lines of stdin)"
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command line and exit with its status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        app(_command_first(given))
+    except SSDError as error:
+        typer.echo(f"ssd-run: {error}", err=True)
+        sys.exit(2 if isinstance(error, BAD_START) else 1)
+
+
+def _command_first(arguments: list[str]) -> list[str]:
+    """Move shared options behind the command: `--config F -` becomes `pipe --config F`."""
+    end = 0
+    while end < len(arguments) and arguments[end].partition("=")[0] in SHARED_OPTIONS:
+        end += 1 if "=" in arguments[end] else 2
+    options, rest = arguments[:end], arguments[end:]
+    if not rest or rest[0].startswith("--"):
+        return arguments
+    words = 2 if rest[0] == "config" else 1
+    command = ["pipe"] if rest[0] == "-" else rest[:words]
+    return [*command, *options, *rest[words:]]
