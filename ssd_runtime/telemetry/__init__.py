@@ -1,1 +1,1 @@
-"""telemetry"""
+"""What an engine tells about itself."""
