@@ -1,0 +1,122 @@
+"""Temperature, top-k, top-p and min-p of one row: which tokens may be drawn, and with what scores.
+
+The order is transformers' (`GenerationMixin._get_logits_processor`): temperature, top-k, top-p over what
+top-k left, min-p over what top-p left. Probabilities are compared as integer masses, whose sum has no
+order, so that neither the device nor a row's neighbours can move a token over a threshold.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssd_kernels.elementary import exp2_parts
+from ssd_runtime.messages import Draw
+
+MASS_BITS = 40
+"""A token's mass is floor(2^40 · p / p_max); 2^22 tokens of full mass still fit 63 bits."""
+
+BANNED = -1e30
+"""The score of what has no probability at all: finite, so that differences of scores are numbers."""
+
+SMALLEST_TEMPERATURE = 1e-30
+"""Lower positive temperatures mean the same, and float32 could not hold them."""
+
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """The tokens that truncation leaves, in ascending order.
+
+    token_ids: int64 `[C]`, C >= 1. scores: float32 `[C]`, (z - max z)/T, so the best is 0.
+    """
+
+    token_ids: Tensor
+    scores: Tensor
+
+    def at(self, indices: Tensor) -> Support:
+        """The part at ascending int64 `indices`."""
+        return Support(self.token_ids[indices], self.scores[indices])
+
+    def where(self, mask: Tensor) -> Support:
+        """The part where `mask` `[C]` is true."""
+        return self.at(mask.nonzero().squeeze(-1))
+
+
+def scaled(logits: Tensor, temperature: float) -> Tensor:
+    """(z - max z)/T of one usable row: float32 `[V]` → float32 `[V]`, T > 0; in [-1e30, 0]."""
+    scores = logits - logits.amax()
+    # a tensor divisor, since devices may turn division by a number into a product with its inverse
+    divisor = torch.tensor(max(temperature, SMALLEST_TEMPERATURE), device=scores.device)
+    return scores.div_(divisor).clamp_(min=BANNED)
+
+
+def is_usable(logits: Tensor) -> bool:
+    """Whether a row `[V]` has no NaN, no +inf and at least one finite value (-inf is a ban)."""
+    return math.isfinite(logits.amax().item())
+
+
+def everything(scores: Tensor) -> Support:
+    """All tokens of a row of `scores` `[V]`."""
+    return Support(torch.arange(scores.numel(), device=scores.device), scores)
+
+
+def support(scores: Tensor, draw: Draw) -> Support:
+    """What top-k, top-p and min-p leave of `scores` `[V]`, as `scaled` makes them."""
+    kept = everything(scores)
+    if 0 < draw.top_k < scores.numel():
+        kept = _top_k(kept, draw.top_k)
+    if draw.top_p < 1.0:
+        kept = _top_p(kept, draw.top_p)
+    if draw.min_p > 0.0:
+        kept = _min_p(kept, draw.min_p)
+    return kept
+
+
+def largest(values: Tensor, count: int) -> Tensor:
+    """Indices of the `count` largest of `values` `[C]`, best first, equal ones by lower index: int64."""
+    threshold = values.topk(count).values[-1]
+    indices = (values >= threshold).nonzero().squeeze(-1)
+    return indices[values[indices].argsort(descending=True, stable=True)[:count]]
+
+
+def masses(scores: Tensor) -> Tensor:
+    """floor(2^40 · e^score), int64, for scores <= 0 of any shape; 0 below about -27.7."""
+    power = (scores * LOG2_E).clamp_(min=-MASS_BITS - 2.0)
+    fraction, exponent = exp2_parts(power)
+    return (fraction * 2.0**MASS_BITS).to(torch.int64) >> -exponent
+
+
+def _top_k(kept: Support, count: int) -> Support:
+    return kept.at(largest(kept.scores, count).sort().values)
+
+
+def _top_p(kept: Support, top_p: float) -> Support:
+    """The shortest prefix, in order of (score, lower id), that holds `top_p` of the mass."""
+    mass = masses(kept.scores)
+    numerator, denominator = top_p.as_integer_ratio()
+    wanted = max(1, -(-numerator * int(mass.sum()) // denominator))
+    head = _head(kept.scores, mass, wanted)
+    order = head[kept.scores[head].argsort(descending=True, stable=True)]
+    length = int(torch.searchsorted(mass[order].cumsum(0), wanted)) + 1
+    return kept.at(order[:length].sort().values)
+
+
+def _head(scores: Tensor, mass: Tensor, wanted: int) -> Tensor:
+    """Ascending indices of all tokens above some score that together hold at least `wanted`."""
+    floor = 1.0
+    while True:
+        head = scores >= -floor
+        if int(mass.where(head, 0).sum()) >= wanted:
+            return head.nonzero().squeeze(-1)
+        floor *= 2
+
+
+def _min_p(kept: Support, min_p: float) -> Support:
+    numerator, denominator = min_p.as_integer_ratio()
+    threshold = -(-(numerator << MASS_BITS) // denominator)
+    return kept.where(masses(kept.scores) >= threshold)
