@@ -19,14 +19,19 @@ from ssd_runtime.types import Request, SamplingParams
 
 if TYPE_CHECKING:
     from ssd_runtime.models.linear import Quantizer, WeightMatrix
+    from ssd_runtime.sampling.draw import DraftStep, draft_steps, draw_tokens
 
 _HEAVY = {
+    "DraftStep": "ssd_runtime.sampling.draw",
     "Quantizer": "ssd_runtime.models.linear",
     "WeightMatrix": "ssd_runtime.models.linear",
+    "draft_steps": "ssd_runtime.sampling.draw",
+    "draw_tokens": "ssd_runtime.sampling.draw",
 }
 
 __all__ = [
     "CachePolicy",
+    "DraftStep",
     "Draw",
     "NotAvailableError",
     "Observer",
@@ -41,6 +46,8 @@ __all__ = [
     "SamplingParams",
     "Waiting",
     "WeightMatrix",
+    "draft_steps",
+    "draw_tokens",
     "hookimpl",
 ]
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ssd_runtime.messages import Draw
+    from ssd_runtime.sampling.draw import DraftStep
 
 
 class Proposer(Protocol):
@@ -38,6 +39,16 @@ class Sampler(Protocol):
 
         `draws[i]` is row i's warp and seed, `positions[i]` the absolute position of the token drawn.
         The result depends on row i alone. Negative where a row's logits are unusable (not finite).
+        """
+        ...
+
+    def draft(
+        self, logits: Tensor, draws: Sequence[Draw], positions: Sequence[int], count: int
+    ) -> Sequence[DraftStep]:
+        """Per row of the draft's `logits` `[N, V]`: the token to propose, and `count` candidates.
+
+        The candidates are the likeliest tokens of the *target* at that position, best first, with
+        scores whose gaps say how sure the draft is.
         """
         ...
 

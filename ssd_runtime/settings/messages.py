@@ -64,9 +64,13 @@ def _expected(error: Mapping[str, Any], path: Sequence[str]) -> str:
         return str(error["ctx"]["error"])
     if found is None:
         return "a string" if error["type"] == "string_type" else error["msg"]
-    limits = _limits(found)
     in_kind = error["type"] in {"greater_than_equal", "less_than_equal", "greater_than"}
-    return limits if in_kind else ", ".join(filter(None, [_kind(found), limits]))
+    return _limits(found) if in_kind else allowed_values(found)
+
+
+def allowed_values(found: FieldInfo) -> str:
+    """What a field accepts, in words: "an integer, 0 to 64"."""
+    return ", ".join(filter(None, [_kind(found), _limits(found)]))
 
 
 def _kind(found: FieldInfo) -> str:

@@ -136,8 +136,8 @@ class SchedulerSettings(_Section):
 class PlacementSettings(_Section):
     """Which device serves which role."""
 
-    target: Place = Field("auto", description="Device or CPU cores of the target.")
-    draft: Place = Field("auto", description="Device or CPU cores of the draft.")
+    target: Place = Field("auto", description="The target: auto, cpu:0, cpu:0-3, cuda:0, or a list.")
+    draft: Place = Field("auto", description="The draft: auto, cpu:0, cpu:0-3, cuda:0, or a list.")
 
 
 class ServerSettings(_Section):
