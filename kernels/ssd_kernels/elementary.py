@@ -7,8 +7,7 @@ an element stands, and a row must not depend on its place. See docs/noise.md.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from ssd_kernels.arrays import Array, bits_of, float_of, to_float32
 
 # Cephes logf: log(1 + f) = f - f²/2 + f³·P(f) on [√½ - 1, √2 - 1], highest power first
 LOG_COEFFICIENTS = (
@@ -38,37 +37,41 @@ EXP2_COEFFICIENTS = (
 )
 
 
-def log(x: Tensor) -> Tensor:
+def log(x: Array) -> Array:
     """Natural logarithm of positive, normal float32 `x` of any shape."""
     fraction, exponent = split(x)
     return log_of_parts(fraction, exponent)
 
 
-def split(x: Tensor) -> tuple[Tensor, Tensor]:
+def split(x: Array) -> tuple[Array, Array]:
     """`f` and `e`, both float32, with x = (1 + f)·2^e and 1 + f in [√½, √2); exact."""
-    bits = x.view(torch.int32)
+    bits = bits_of(x)
     exponent = (bits - SQRT_HALF_BITS) >> 23
-    mantissa = (bits - (exponent << 23)).view(torch.float32)
-    return mantissa - 1.0, exponent.to(torch.float32)
+    return float_of(bits - (exponent << 23)) - 1.0, to_float32(exponent)
 
 
-def log_of_parts(fraction: Tensor, exponent: Tensor) -> Tensor:
+def log_of_parts(fraction: Array, exponent: Array) -> Array:
     """log((1 + fraction)·2^exponent) for float32 parts as `split` makes them."""
     square = fraction * fraction
     tail = fraction * square * polynomial(fraction, LOG_COEFFICIENTS)
-    tail = tail + exponent * LN2_LOW - square * 0.5
-    return fraction + tail + exponent * LN2_HIGH
+    tail += exponent * LN2_LOW
+    tail -= square * 0.5
+    tail += fraction
+    tail += exponent * LN2_HIGH
+    return tail
 
 
-def exp2_parts(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`p` float32 in about [√½, √2] and `n` int64 with 2^x = p·2^n, for finite float32 `x`."""
+def exp2_parts(x: Array) -> tuple[Array, Array]:
+    """`p` in about [√½, √2] and a whole `n`, both float32, with 2^x = p·2^n, for finite float32 `x`."""
     whole = x.round()
-    return polynomial(x - whole, EXP2_COEFFICIENTS), whole.to(torch.int64)
+    return polynomial(x - whole, EXP2_COEFFICIENTS), whole
 
 
-def polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+def polynomial(x: Array, coefficients: tuple[float, ...]) -> Array:
     """Horner's rule, highest power first, each product and each sum rounded to float32."""
     result = x * coefficients[0]
     for coefficient in coefficients[1:-1]:
-        result.add_(coefficient).mul_(x)
-    return result.add_(coefficients[-1])
+        result += coefficient
+        result *= x
+    result += coefficients[-1]
+    return result

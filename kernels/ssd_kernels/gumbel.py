@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ssd_kernels.arrays import Array, as_tensor, integers, native, to_float32, where
 from ssd_kernels.elementary import log, log_of_parts, split
 from ssd_kernels.philox import MASK32, philox4x32
 
@@ -33,50 +34,52 @@ def gumbel(seed: int, position: int, token_ids: Tensor) -> Tensor:
 
 def gumbel_rows(seeds: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> Tensor:
     """Noise of `token_ids` `[N, C]` int64, row i at (seeds[i], positions[i]): float32 `[N, C]`."""
-    return noise_of_words(_words(seeds, positions, token_ids))
+    rows = zip(seeds, positions, token_ids, strict=True)
+    return torch.stack([gumbel(seed, position, row) for seed, position, row in rows])
 
 
 def token_words(seed: int, position: int, token_ids: Tensor) -> Tensor:
     """The random 32-bit words behind the noise of `token_ids` `[C]`: int64 `[C]`."""
-    return _words([seed], [position], token_ids.unsqueeze(0))[0]
+    calls = _calls(seed, position, native(token_ids // WORDS_PER_CALL))
+    return calls.gather(-1, (token_ids % WORDS_PER_CALL).unsqueeze(-1)).squeeze(-1)
 
 
 def vocabulary_words(seed: int, position: int, vocab_size: int, device: torch.device) -> Tensor:
     """`token_words` of ids 0 … vocab_size - 1, four words to a generator call: int64 `[vocab_size]`."""
-    calls = torch.arange(-(-vocab_size // WORDS_PER_CALL), device=device)
-    return torch.stack(_generate([seed], [position], calls), dim=-1).view(-1)[:vocab_size]
+    calls = native(torch.arange(-(-vocab_size // WORDS_PER_CALL), device=device))
+    return _calls(seed, position, calls).view(-1)[:vocab_size]
 
 
 def noise_of_words(words: Tensor) -> Tensor:
     """-log(-log(1 - v)) with v = (word + ½)/2^32, for int64 words in [0, 2^32) of any shape: float32."""
+    return as_tensor(_noise(native(words)))
+
+
+def _noise(words: Array) -> Array:
     small = words < SMALL_V_LIMIT
+    # 1 - v from the complement of the word: subtracting from 1 would lose the digits of v near 1
     fraction, exponent = split(_unit(MASK32 - words))
-    fraction = torch.where(small, -_unit(words), fraction)
-    exponent = torch.where(small, 0.0, exponent)
+    fraction = where(small, -_unit(words), fraction)
+    exponent *= to_float32(~small)
     return -log(-log_of_parts(fraction, exponent))
 
 
-def _unit(words: Tensor) -> Tensor:
-    return (words.to(torch.float32) + 0.5) * 2.0**-32
+def _unit(words: Array) -> Array:
+    unit = to_float32(words)
+    unit += 0.5
+    unit *= 2.0**-32
+    return unit
 
 
-def _words(seeds: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> Tensor:
-    calls = token_ids // WORDS_PER_CALL
-    output = torch.stack(_generate(seeds, positions, calls), dim=-1)
-    return output.gather(-1, (token_ids % WORDS_PER_CALL).unsqueeze(-1)).squeeze(-1)
+def _calls(seed: int, position: int, calls: Array) -> Tensor:
+    """The four words of each generator call of `calls` `[C]`: int64 `[C, 4]`."""
+    low, high, stream = (integers([word], calls) for word in (*_halves(position), TOKEN_STREAM))
+    output = torch.empty((len(calls), WORDS_PER_CALL), dtype=torch.int64, device=as_tensor(calls).device)
+    for i, words in enumerate(philox4x32((calls, low, high, stream), _halves(seed))):
+        output[:, i] = as_tensor(words)
+    return output
 
 
-def _generate(
-    seeds: Sequence[int], positions: Sequence[int], calls: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    key = _halves(seeds, calls)
-    low, high = _halves(positions, calls)
-    stream = torch.tensor(TOKEN_STREAM, device=calls.device)
-    return philox4x32((calls, low, high, stream), key)
-
-
-def _halves(values: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
-    """The low and high 32 bits of 64-bit integers, as columns `[N, 1]`."""
-    low = torch.tensor([[value & MASK32] for value in values], device=like.device)
-    high = torch.tensor([[value >> 32 & MASK32] for value in values], device=like.device)
-    return low, high
+def _halves(value: int) -> tuple[int, int]:
+    """The low and the high word of a 64-bit integer."""
+    return value & MASK32, value >> 32 & MASK32

@@ -1,22 +1,21 @@
 """Philox4x32-10: four 32-bit random words from a 128-bit counter and a 64-bit key.
 
 Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Words are held in
-int64 tensors, whose products wrap modulo 2^64, so results are exact on every device.
+int64 arrays, whose products wrap modulo 2^64, so results are exact on every device.
 How the runtime fills counter and key is in docs/noise.md.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from ssd_kernels.arrays import Array
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 MASK32 = 0xFFFFFFFF
 
-Counter = tuple[Tensor, Tensor, Tensor, Tensor]
-Key = tuple[Tensor, Tensor]
+Words = tuple[Array, Array, Array, Array]
+Key = tuple[Array, Array]
 
 
 def philox4x32_reference(
@@ -33,12 +32,13 @@ def philox4x32_reference(
     return c0, c1, c2, c3
 
 
-def philox4x32(counter: Counter, key: Key) -> Counter:
-    """The four output words, elementwise over int64 tensors that broadcast together.
+def philox4x32(counter: Words, key: Key) -> Words:
+    """The four output words, elementwise over int64 arrays that broadcast together.
 
-    Every input word is in [0, 2^32), and so is every output word.
+    Every input word is in [0, 2^32), and so is every output word. A key that varies within one call
+    varies along an axis that the counter words have too.
     """
-    c0, c1, c2, c3, _, _ = torch.broadcast_tensors(*counter, *key)
+    c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
         product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
@@ -49,5 +49,8 @@ def philox4x32(counter: Counter, key: Key) -> Counter:
     return c0, c1 & MASK32, c2, c3 & MASK32
 
 
-def _mix(product: Tensor, low: Tensor, key: Tensor) -> Tensor:
-    return (product >> 32).bitwise_xor_(low).bitwise_xor_(key).bitwise_and_(MASK32)
+def _mix(product: Array, low: Array, key: Array) -> Array:
+    mixed = (product >> 32) ^ low
+    mixed ^= key
+    mixed &= MASK32
+    return mixed

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ssd_runtime.api import DraftStep, draft_steps, draw_tokens
+from ssd_runtime.api import DraftStep, Draw, draft_steps, draw_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from ssd_runtime.api import Draw
 
 
 class CoupledSampler:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ssd_kernels.arrays import as_tensor, native
 from ssd_kernels.elementary import exp2_parts
 from ssd_runtime.messages import Draw
 
@@ -87,8 +88,9 @@ def largest(values: Tensor, count: int) -> Tensor:
 def masses(scores: Tensor) -> Tensor:
     """floor(2^40 · e^score), int64, for scores <= 0 of any shape; 0 below about -27.7."""
     power = (scores * LOG2_E).clamp_(min=-MASS_BITS - 2.0)
-    fraction, exponent = exp2_parts(power)
-    return (fraction * 2.0**MASS_BITS).to(torch.int64) >> -exponent
+    fraction, exponent = exp2_parts(native(power))
+    fraction *= 2.0**MASS_BITS
+    return as_tensor(fraction).to(torch.int64) >> as_tensor(-exponent).to(torch.int64)
 
 
 def _top_k(kept: Support, count: int) -> Support:
