@@ -87,7 +87,7 @@ def test_source_roots_are_no_packages(root: str) -> None:
 
 
 def test_test_modules_have_unique_names() -> None:
-    """Without `__init__.py` pytest needs unique names; every test has a one-sentence docstring at least."""
+    """Without `__init__.py` files pytest needs unique names."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
 

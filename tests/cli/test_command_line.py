@@ -1,0 +1,100 @@
+"""The command line around the commands: options before and after, exit status, messages."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ssd_runtime import __version__
+from ssd_runtime.cli.main import main
+from ssd_runtime.settings.load import load_settings
+
+
+def run(*arguments: str) -> int:
+    """Run one command line in this process; its exit status."""
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    return int(end.value.code or 0)
+
+
+class TestConfig:
+    def test_show_prints_a_configuration_file(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        """What is printed loads to what was asked for, and nothing else goes to stdout."""
+        assert run("config", "show", "--set", "engine.top_p=0.5", "--mode", "ssd") == 0
+        path = tmp_path / "shown.yaml"
+        path.write_text(capsys.readouterr().out, encoding="utf-8")
+        settings = load_settings(path, environ={}).settings
+        assert settings.engine.top_p == 0.5
+        assert settings.scheduler.policy == "ssd"
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("--config", "FILE", "--set", "engine.top_p=0.5", "config", "show"),
+            ("--config=FILE", "--set=engine.top_p=0.5", "config", "show"),
+            ("config", "show", "--set", "engine.top_p=0.5", "--config", "FILE"),
+        ],
+    )
+    def test_shared_options_stand_before_or_after_the_command(
+        self, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        """All ways to write it mean the same."""
+        path = tmp_path / "engine.yaml"
+        path.write_text("engine: {block_size: 32}\n", encoding="utf-8")
+        assert run(*(argument.replace("FILE", str(path)) for argument in arguments)) == 0
+        shown = yaml.safe_load(capsys.readouterr().out)
+        assert shown["engine"]["block_size"] == 32
+        assert shown["engine"]["top_p"] == 0.5
+
+    def test_schema_is_json_schema(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Editors read it: sections, descriptions, limits."""
+        assert run("config", "schema") == 0
+        schema = json.loads(capsys.readouterr().out)
+        length = schema["$defs"]["EngineSettings"]["properties"]["speculative_length"]
+        assert (length["minimum"], length["maximum"], length["default"]) == (0, 64, 6)
+
+
+class TestLooking:
+    def test_version_names_itself_and_torch(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """What a bug report needs."""
+        assert run("version") == 0
+        out = capsys.readouterr().out
+        assert out.startswith(f"ssd_runtime {__version__}\n")
+        assert re.search(r"^torch \d", out, re.MULTILINE)
+
+    def test_plugins_lists_parts_by_kind(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """The built-in parts are there."""
+        assert run("plugins") == 0
+        out = capsys.readouterr().out
+        assert "plugins: builtin" in out
+        assert re.search(r"^samplers: .*coupled", out, re.MULTILINE)
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("config", "show", "--config", "no.yaml"), "ssd-run: no.yaml: the configuration cannot be read"),
+            (("config", "show", "--set", "engine.top_p=7"), "ssd-run: --set engine.top_p: got 7, expected"),
+            (("plugins", "--set", "plugins=[no_such_module]"), "ssd-run: plugin 'no_such_module'"),
+            (("--set", "log.level=info"), "ssd-run: the daemon is not available; available: "),
+            (("config", "show", "--mode", "fast"), "fast"),
+            (("swim",), "swim"),
+            (("config", "show", "--no-such-option"), "--no-such-option"),
+        ],
+    )
+    def test_a_wrong_start_is_status_2_with_a_message_and_no_traceback(
+        self, arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """stderr says what is wrong; stdout stays empty."""
+        assert run(*arguments) == 2
+        captured = capsys.readouterr()
+        assert message in captured.err
+        assert "Traceback" not in captured.err
+        assert captured.out == ""
