@@ -9,7 +9,7 @@ from typing import Any
 from ssd_runtime.errors import ModelError
 
 HF_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-GGUF_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -80,6 +81,13 @@ class Decoder:
         for layer in self._layers:
             layer.qkv, layer.output = TiledMatrix(layer.qkv), TiledMatrix(layer.output)
             layer.gate_up, layer.down = TiledMatrix(layer.gate_up), TiledMatrix(layer.down)
+
+    def shallow(self, layers: int) -> Decoder:
+        """The same decoder cut off after its first `layers` layers; the weights are shared."""
+        cut = copy.copy(self)
+        cut._layers = self._layers[:layers]
+        cut.config = replace(self.config, layers=layers, windows=self.config.windows[:layers])
+        return cut
 
     def new_kv(self, num_blocks: int, block_size: int, dtype: torch.dtype = torch.float32) -> PagedKV:
         """An empty KV store of this decoder's shape."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
+from ssd_runtime.errors import ModelError, RequestError
+from ssd_runtime.models.config import token_ids
+from ssd_runtime.models.safetensors import read_json
 from ssd_runtime.types import Message
 
 
@@ -81,3 +85,84 @@ class TextDecoder:
             del self._window[: self._anchor]
             self._given = len(self._tokenizer.decode(self._window))
         self._anchor = len(self._window)
+
+
+class HFTokenizer:
+    """A fast tokenizer of transformers, read from a folder; see `Tokenizer` for the members.
+
+    eos_token_ids: ids that the model's configuration names; the tokenizer's own and those of
+    `generation_config.json` are added. Raises ModelError when the folder has no usable tokenizer.
+    """
+
+    def __init__(self, folder: Path, eos_token_ids: Sequence[int]) -> None:
+        self._wrapped = _load(folder)
+        self._backend = self._wrapped.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.vocab_size = len(self._wrapped)
+        self.has_chat_template = bool(self._wrapped.chat_template)
+        added = self._backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
+        bytes_ = (self._backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        self.byte_ids = frozenset(token for token in bytes_ if token is not None)
+        own = token_ids(self._wrapped.eos_token_id)
+        ids = {*eos_token_ids, *own, *_generation_eos(folder)}
+        self.eos_token_ids: tuple[int, ...] = tuple(sorted(ids))
+
+    def encode(self, text: str) -> list[int]:
+        """See `Tokenizer.encode`. Raises RequestError for text that is not valid Unicode."""
+        return self._encode(text, True)
+
+    def render_chat(self, messages: Sequence[Message]) -> list[int]:
+        """See `Tokenizer.render_chat`. Raises RequestError when the template refuses the messages."""
+        from jinja2 import TemplateError
+
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            text = self._wrapped.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        except (TemplateError, ValueError) as error:
+            raise RequestError(
+                f"the model's chat template refuses the messages: {error}", "messages"
+            ) from error
+        return self._encode(text, False)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """See `Tokenizer.decode`."""
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    def _encode(self, text: str, special: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the text is not valid Unicode: {error}", "prompt") from error
+        ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
+        return ids
+
+
+def save_gguf_tokenizer(path: Path, folder: Path) -> None:
+    """Write the tokenizer inside a GGUF file to `folder`, as files that load quickly."""
+    from transformers import AutoTokenizer
+
+    try:
+        wrapped = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    except Exception as error:
+        raise ModelError(f"{path}: its tokenizer cannot be read: {error}") from error
+    wrapped.save_pretrained(folder)
+
+
+def _load(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        wrapped = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise ModelError(f"{folder}: its tokenizer cannot be read: {error}") from error
+    if not wrapped.is_fast:
+        raise ModelError(f"{folder}: has no tokenizer.json, which the runtime needs")
+    return wrapped
+
+
+def _generation_eos(folder: Path) -> tuple[int, ...]:
+    path = folder / "generation_config.json"
+    return token_ids(read_json(path).get("eos_token_id")) if path.is_file() else ()

@@ -1,0 +1,118 @@
+"""Weight-only quantizers: bf16, int8 (a scale per output), int4 (scale and zero per 32 inputs).
+
+All three take float32 rows, round them to bfloat16 and use PyTorch's own kernels, whose rows were
+found to be independent of each other for every number of rows (`tests/models/test_quantizers.py`).
+Their results are rounded to bfloat16 once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from ssd_runtime.api import WeightMatrix
+
+INT4_GROUP = 32
+_SMALLEST_SCALE = 1e-12
+_TALL = 7
+"""A matrix with more outputs per input than this is a vocabulary, not a projection."""
+
+
+class BFloat16Matrix:
+    """A weight in bfloat16."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight.bfloat16()
+        self.nbytes = self.weight.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` `[N, in]` → `[N, out]`, float32."""
+        return functional.linear(x.bfloat16(), self.weight).float()
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows `ids` of the weight, float32."""
+        return self.weight.index_select(0, ids).float()
+
+
+class Int8Matrix:
+    """A weight in int8 with one bfloat16 scale per output, chosen by the largest magnitude."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.scales = (weight.abs().amax(1) / 127).clamp_min(_SMALLEST_SCALE).bfloat16()
+        scaled = weight / self.scales.float()[:, None]
+        self.codes = scaled.round_().clamp_(-127, 127).to(torch.int8)
+        self.nbytes = self.codes.nbytes + self.scales.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` `[N, in]` → `[N, out]`, float32."""
+        return torch._weight_int8pack_mm(x.bfloat16(), self.codes, self.scales).float()
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows `ids` of the weight, float32."""
+        return self.codes.index_select(0, ids).float() * self.scales.index_select(0, ids).float()[:, None]
+
+
+class Int4Matrix:
+    """A weight in 4 bits with a bfloat16 scale and zero per 32 inputs of an output: 5 bits in all.
+
+    `in` must be a multiple of 32, `out` of 16.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        out, self._inputs = weight.shape
+        groups = weight.reshape(out, -1, INT4_GROUP)
+        low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+        scale = ((high - low) / 15).clamp_min(_SMALLEST_SCALE)
+        codes = ((groups - low) / scale).round_().clamp_(0, 15).to(torch.int32).view(out, -1)
+        self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+        # the kernel computes (code - 8) · scale + zero
+        self.scales = torch.cat((scale, low + 8 * scale), -1).transpose(0, 1).contiguous().bfloat16()
+        self.nbytes = self.packed.nbytes + self.scales.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` `[N, in]` → `[N, out]`, float32."""
+        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            x.bfloat16(), self.packed, INT4_GROUP, self.scales
+        )
+        return product.float()
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows `ids` of the weight, float32; slow, and meant for small vocabularies only."""
+        return self(torch.eye(self._inputs)).t().index_select(0, ids)
+
+
+class BFloat16Quantizer:
+    """Half the bytes of float32."""
+
+    name = "bf16"
+
+    def pack(self, weight: Tensor) -> WeightMatrix:
+        """Round one float32 weight `[out, in]` to bfloat16."""
+        return BFloat16Matrix(weight)
+
+
+class Int8Quantizer:
+    """A quarter of the bytes of float32."""
+
+    name = "int8"
+
+    def pack(self, weight: Tensor) -> WeightMatrix:
+        """Round one float32 weight `[out, in]` to int8."""
+        return Int8Matrix(weight)
+
+
+class Int4Quantizer:
+    """Five bits a weight for projections; vocabulary matrices, and shapes that do not fit, in int8."""
+
+    name = "int4"
+
+    def pack(self, weight: Tensor) -> WeightMatrix:
+        """Round one float32 weight `[out, in]` to int4."""
+        out, inputs = weight.shape
+        if out > _TALL * inputs or inputs % INT4_GROUP or out % 16:
+            return Int8Matrix(weight)
+        return Int4Matrix(weight)
