@@ -1,0 +1,50 @@
+"""What every face (library, pipe, chat) needs of an engine, and how it puts pieces together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+from ssd_runtime.errors import EngineError
+from ssd_runtime.settings.schema import Settings
+from ssd_runtime.types import Answer, Output, Request, SamplingParams
+
+
+class AnsweringEngine(Protocol):
+    """What the faces use of `Engine`; `ssd_runtime.testing.fake_engine` has it too."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def max_context(self) -> int: ...
+    async def __aenter__(self) -> Any: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def generate(
+        self, request: Request | str, params: SamplingParams | None = None
+    ) -> AsyncGenerator[Output, None]: ...
+    async def complete(self, request: Request | str, params: SamplingParams | None = None) -> Answer: ...
+
+
+def requests_ahead(settings: Settings) -> int:
+    """Requests that a face hands to the engine at once: rounds stay full, the queue never overflows."""
+    return min(4 * settings.engine.max_batch_size, settings.scheduler.max_queue)
+
+
+def answer_of(pieces: Sequence[Output]) -> Answer:
+    """The whole answer that `pieces` are; raises `EngineError` where the last one is missing."""
+    last = pieces[-1] if pieces else None
+    if not (last and last.finish_reason and last.timing and last.speculation) or last.seed is None:
+        raise EngineError("the answer ended without its last piece; please report this")
+    return Answer(
+        request_id=last.request_id,
+        text="".join(piece.text for piece in pieces),
+        token_ids=tuple(token for piece in pieces for token in piece.token_ids),
+        finish_reason=last.finish_reason,
+        prompt_token_ids=last.prompt_token_ids,
+        seed=last.seed,
+        timing=last.timing,
+        speculation=last.speculation,
+    )
