@@ -20,9 +20,13 @@ from ssd_runtime.types import Request, SamplingParams
 if TYPE_CHECKING:
     from ssd_runtime.models.linear import Quantizer, WeightMatrix
     from ssd_runtime.sampling.draw import DraftStep, draft_steps, draw_tokens
+    from ssd_runtime.speculation.model_draft import DraftModel, DraftState, Feed
 
 _HEAVY = {
+    "DraftModel": "ssd_runtime.speculation.model_draft",
+    "DraftState": "ssd_runtime.speculation.model_draft",
     "DraftStep": "ssd_runtime.sampling.draw",
+    "Feed": "ssd_runtime.speculation.model_draft",
     "Quantizer": "ssd_runtime.models.linear",
     "WeightMatrix": "ssd_runtime.models.linear",
     "draft_steps": "ssd_runtime.sampling.draw",
@@ -31,8 +35,11 @@ _HEAVY = {
 
 __all__ = [
     "CachePolicy",
+    "DraftModel",
+    "DraftState",
     "DraftStep",
     "Draw",
+    "Feed",
     "NotAvailableError",
     "Observer",
     "Order",

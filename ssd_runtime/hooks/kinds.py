@@ -1,6 +1,7 @@
 """The kinds of parts that plugins provide, as protocols. Plugins implement, the engine calls.
 
-`Quantizer` and `WeightMatrix` are in `models/linear.py`. A part that raises or breaks its contract
+`Quantizer` and `WeightMatrix` are in `models/linear.py`, `DraftModel` is in
+`speculation/model_draft.py`. A part that raises or breaks its contract
 costs its own work and is named in the log; it never changes the text.
 """
 
@@ -45,10 +46,9 @@ class Sampler(Protocol):
     def draft(
         self, logits: Tensor, draws: Sequence[Draw], positions: Sequence[int], count: int
     ) -> Sequence[DraftStep]:
-        """Per row of the draft's `logits` `[N, V]`: the token to propose, and `count` candidates.
+        """What each row of a draft's `logits` `[N, V]` yields: its own token, and `count` candidates.
 
-        The candidates are the likeliest tokens of the *target* at that position, best first, with
-        scores whose gaps say how sure the draft is.
+        The candidates are the tokens that the *target* is likeliest to emit there, best first.
         """
         ...
 
@@ -61,7 +61,7 @@ class CachePolicy(Protocol):
 
         `margins[i]` is the draft's margin at position i of the proposal: the difference of its two
         best perturbed scores, large where it is sure. Returns `len(margins) + 1` counts whose sum is
-        at most `budget`. Runs on the engine's loop, once per row and round: no blocking.
+        at most `budget`. Runs on the draft lane's thread, once per row and round.
         """
         ...
 

@@ -11,6 +11,7 @@ from ssd_runtime.hooks.kinds import CachePolicy, Observer, Order, Proposer, Samp
 
 if TYPE_CHECKING:
     from ssd_runtime.models.linear import Quantizer
+    from ssd_runtime.speculation.model_draft import DraftModel
 
 T = TypeVar("T")
 
@@ -53,6 +54,7 @@ class Registry(Generic[T]):
 class Registries:
     """One registry per kind; the field names are those of the hooks, `ssd_register_<field>`."""
 
+    draft_models: Registry[DraftModel] = field(default_factory=lambda: Registry("draft model"))
     proposers: Registry[Proposer] = field(default_factory=lambda: Registry("proposer"))
     samplers: Registry[Sampler] = field(default_factory=lambda: Registry("sampler"))
     cache_policies: Registry[CachePolicy] = field(default_factory=lambda: Registry("cache policy"))
@@ -72,15 +74,3 @@ class Registries:
             registry.check_free(theirs[kind].names())
         for kind, registry in self.by_kind():
             registry.update(theirs[kind])
-
-    def offers(self) -> dict[str, tuple[str, ...]]:
-        """For each key of the settings that names a part, the names that registered parts give it."""
-        return {
-            "engine.draft_model": self.proposers.names(),
-            "engine.fallback": self.proposers.names(),
-            "engine.sampler": self.samplers.names(),
-            "engine.cache_policy": self.cache_policies.names(),
-            "engine.quantization": self.quantizers.names(),
-            "engine.draft_quantization": self.quantizers.names(),
-            "scheduler.order": self.orders.names(),
-        }

@@ -18,10 +18,21 @@ if TYPE_CHECKING:
     from ssd_runtime.hooks.kinds import CachePolicy, Observer, Order, Proposer, Sampler
     from ssd_runtime.hooks.registry import Registry
     from ssd_runtime.models.linear import Quantizer
+    from ssd_runtime.speculation.model_draft import DraftModel
 
 PROJECT = "ssd_runtime"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def ssd_register_draft_models(registry: Registry[DraftModel]) -> None:
+    """Register draft models, for `engine.draft_model`.
+
+    The factory is called once per engine as `factory(target=model)` with the loaded target, a
+    `LoadedModel`. What it returns lives on the draft's lane; its five verbs are described in
+    `speculation/model_draft.py`.
+    """
 
 
 @hookspec

@@ -22,7 +22,7 @@ LAYERS = [
     {"app", "testing"},
     {"cli"},
 ]
-COMPOSITION_ROOT = {"app", "build", "llm"}
+COMPOSITION_ROOT = {"app", "build", "drafts", "llm"}
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 
