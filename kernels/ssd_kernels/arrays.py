@@ -38,6 +38,11 @@ def to_float32(array: Array) -> Array:
     return array.to(torch.float32) if isinstance(array, Tensor) else array.astype(np.float32)
 
 
+def to_int32(array: Array) -> Array:
+    """Converted towards zero."""
+    return array.to(torch.int32) if isinstance(array, Tensor) else array.astype(np.int32)
+
+
 def bits_of(array: Array) -> Array:
     """The int32 whose bits a float32 array has; shares memory."""
     return array.view(torch.int32 if isinstance(array, Tensor) else np.int32)
@@ -46,6 +51,11 @@ def bits_of(array: Array) -> Array:
 def float_of(array: Array) -> Array:
     """The float32 whose bits an int32 array has; shares memory."""
     return array.view(torch.float32 if isinstance(array, Tensor) else np.float32)
+
+
+def indices_where(condition: Array) -> Array:
+    """Ascending int64 indices at which a boolean vector is true."""
+    return condition.nonzero().squeeze(-1) if isinstance(condition, Tensor) else np.flatnonzero(condition)
 
 
 def where(condition: Array, first: Array, second: Array) -> Array:

@@ -7,7 +7,7 @@ an element stands, and a row must not depend on its place. See docs/noise.md.
 
 from __future__ import annotations
 
-from ssd_kernels.arrays import Array, bits_of, float_of, to_float32
+from ssd_kernels.arrays import Array, bits_of, float_of, to_float32, to_int32
 
 # Cephes logf: log(1 + f) = f - f²/2 + f³·P(f) on [√½ - 1, √2 - 1], highest power first
 LOG_COEFFICIENTS = (
@@ -24,6 +24,8 @@ LOG_COEFFICIENTS = (
 LN2_HIGH = 0.693359375
 LN2_LOW = -2.12194440e-4
 SQRT_HALF_BITS = 0x3F3504F3
+MANTISSA_BITS = 23
+EXPONENT_BIAS = 127
 
 # (ln 2)^k / k!, k = 6 … 0: the Taylor series of 2^f, within 2e-7 (relative) on [-½, ½]
 EXP2_COEFFICIENTS = (
@@ -46,8 +48,8 @@ def log(x: Array) -> Array:
 def split(x: Array) -> tuple[Array, Array]:
     """`f` and `e`, both float32, with x = (1 + f)·2^e and 1 + f in [√½, √2); exact."""
     bits = bits_of(x)
-    exponent = (bits - SQRT_HALF_BITS) >> 23
-    return float_of(bits - (exponent << 23)) - 1.0, to_float32(exponent)
+    exponent = (bits - SQRT_HALF_BITS) >> MANTISSA_BITS
+    return float_of(bits - (exponent << MANTISSA_BITS)) - 1.0, to_float32(exponent)
 
 
 def log_of_parts(fraction: Array, exponent: Array) -> Array:
@@ -61,10 +63,13 @@ def log_of_parts(fraction: Array, exponent: Array) -> Array:
     return tail
 
 
-def exp2_parts(x: Array) -> tuple[Array, Array]:
-    """`p` in about [√½, √2] and a whole `n`, both float32, with 2^x = p·2^n, for finite float32 `x`."""
+def exp2(x: Array) -> Array:
+    """2^x for float32 `x` in [-126, 127], of any shape; exact for whole `x`."""
     whole = x.round()
-    return polynomial(x - whole, EXP2_COEFFICIENTS), whole
+    power = polynomial(x - whole, EXP2_COEFFICIENTS)
+    whole += EXPONENT_BIAS
+    power *= float_of(to_int32(whole) << MANTISSA_BITS)
+    return power
 
 
 def polynomial(x: Array, coefficients: tuple[float, ...]) -> Array:

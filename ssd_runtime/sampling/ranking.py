@@ -7,23 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ssd_kernels.gumbel import (
-    GUMBEL_MAX,
-    WORDS_PER_CALL,
-    gumbel,
-    noise_of_words,
-    token_words,
-    vocabulary_words,
-)
-from ssd_runtime.sampling.warp import Support, largest
+from ssd_kernels.gumbel import WORDS_PER_CALL, gumbel, noise_of_words, token_words, vocabulary_words
+from ssd_runtime.sampling.warp import SMALL, Support, at_least, largest
 
-SMALL = 512
-"""Up to so many tokens, working out every token's noise is cheaper than choosing among them."""
-
-PAYS_BELOW = 8
-"""Gathering a part of the tokens pays when less than one in so many is left."""
-
-WORD_RANGE = 2.0**32
+SLACK = 3.2
+"""More than log(33 ln 2) = 3.13: by so much at most does -log v overstate the noise -log(-log(1 - v))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,45 +23,36 @@ class Ranked:
 
 
 def best(kept: Support, count: int) -> Ranked:
-    """The `count` best tokens without noise (temperature 0); equal ones by lower id."""
-    best = largest(kept.scores, count)
-    return Ranked(kept.token_ids[best], kept.scores[best])
+    """The `count` best tokens without noise (temperature 0); equal ones by lower id; count <= C."""
+    order = largest(kept.scores, count)
+    return Ranked(kept.token_ids[order], kept.scores[order])
 
 
 def best_perturbed(kept: Support, seed: int, position: int, count: int) -> Ranked:
-    """The `count` best tokens by score + noise, equal ones by lower id; count <= C."""
-    if kept.token_ids.numel() > SMALL:
-        kept, words = _contenders(kept, seed, position, count)
-        noise = noise_of_words(words)
-    else:
+    """The `count` best tokens by score + noise at `position`, equal ones by lower id; count <= C."""
+    if kept.token_ids.numel() <= SMALL:
         noise = gumbel(seed, position, kept.token_ids)
+    else:
+        words = _words(kept.token_ids, seed, position)
+        contenders = _contenders(kept.scores, words, count)
+        kept, noise = kept.at(contenders), noise_of_words(words[contenders])
     return best(Support(kept.token_ids, kept.scores + noise), count)
 
 
-def _contenders(kept: Support, seed: int, position: int, count: int) -> tuple[Support, Tensor]:
-    """A superset of the `count` best, and its words; decided by a bound, so it never changes the answer."""
-    bound = _bound(kept, seed, position, count)
-    possible = kept.scores >= bound - GUMBEL_MAX
-    if int(possible.sum()) * PAYS_BELOW < possible.numel():
-        kept = kept.where(possible)
-    words = _words(kept.token_ids, seed, position)
-    # noise >= x only where (word + ½)/2^32 <= e^-x
-    contending = words.to(torch.float32) <= (kept.scores - bound).exp_().mul_(WORD_RANGE)
-    return kept.where(contending), words[contending]
+def _contenders(scores: Tensor, words: Tensor, count: int) -> Tensor:
+    """Ascending indices of a superset of the `count` best, for one logarithm a token instead of two.
 
-
-def _bound(kept: Support, seed: int, position: int, count: int) -> float:
-    """A score that the `count` best surely reach: what `count` of the likeliest tokens do reach.
-
-    Lowered by more than the rounding of the sums and of the exponential in `_contenders`.
+    score - log v is never below the perturbed score and never more than SLACK above it. So the `count`
+    best by this bound reach its count-th value less SLACK, and whoever is bounded lower is out. The slack
+    exceeds 3.13 by more than the last bits of the logarithm, which may differ between devices.
     """
-    likely = kept.scores.topk(max(count, SMALL // 4)).indices
-    totals = kept.scores[likely] + gumbel(seed, position, kept.token_ids[likely])
-    reached = totals.topk(count).values[-1].item()
-    return reached - 0.01 - abs(reached) * 1e-6
+    bounds = scores - words.to(torch.float32).add_(0.5).log_()
+    last = bounds[largest(bounds, count)[-1]].item()
+    return at_least(bounds, last - SLACK - abs(last) * 1e-6)
 
 
 def _words(token_ids: Tensor, seed: int, position: int) -> Tensor:
+    """The words of ascending `token_ids`: one generator call a token, or one for four of a dense set."""
     span = int(token_ids[-1]) + 1
     if token_ids.numel() * WORDS_PER_CALL < span:
         return token_words(seed, position, token_ids)

@@ -8,17 +8,21 @@ order, so that neither the device nor a row's neighbours can move a token over a
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ssd_kernels.arrays import as_tensor, native
-from ssd_kernels.elementary import exp2_parts
+from ssd_kernels.arrays import as_tensor, indices_where, native
+from ssd_kernels.elementary import exp2
 from ssd_runtime.messages import Draw
 
 MASS_BITS = 40
 """A token's mass is floor(2^40 · p / p_max); 2^22 tokens of full mass still fit 63 bits."""
+
+SMALL = 512
+"""Up to so many tokens, sorting all is cheaper than choosing among them."""
 
 BANNED = -1e30
 """The score of what has no probability at all: finite, so that differences of scores are numbers."""
@@ -45,7 +49,7 @@ class Support:
 
     def where(self, mask: Tensor) -> Support:
         """The part where `mask` `[C]` is true."""
-        return self.at(mask.nonzero().squeeze(-1))
+        return self.at(as_tensor(indices_where(native(mask))))
 
 
 def scaled(logits: Tensor, temperature: float) -> Tensor:
@@ -80,17 +84,36 @@ def support(scores: Tensor, draw: Draw) -> Support:
 
 def largest(values: Tensor, count: int) -> Tensor:
     """Indices of the `count` largest of `values` `[C]`, best first, equal ones by lower index: int64."""
-    threshold = values.topk(count).values[-1]
-    indices = (values >= threshold).nonzero().squeeze(-1)
-    return indices[values[indices].argsort(descending=True, stable=True)[:count]]
+    if values.numel() <= SMALL:
+        return _largest(values, count)
+    head = next(head for head in _heads(values) if head.numel() >= count)
+    return head[_largest(values[head], count)]
 
 
 def masses(scores: Tensor) -> Tensor:
     """floor(2^40 · e^score), int64, for scores <= 0 of any shape; 0 below about -27.7."""
-    power = (scores * LOG2_E).clamp_(min=-MASS_BITS - 2.0)
-    fraction, exponent = exp2_parts(native(power))
-    fraction *= 2.0**MASS_BITS
-    return as_tensor(fraction).to(torch.int64) >> as_tensor(-exponent).to(torch.int64)
+    mass = as_tensor(exp2(native((scores * LOG2_E).clamp_(min=-MASS_BITS - 2.0))))
+    return mass.mul_(2.0**MASS_BITS).to(torch.int64)
+
+
+def at_least(values: Tensor, floor: float) -> Tensor:
+    """Ascending int64 indices of the `values` `[C]` that are at least `floor`."""
+    return as_tensor(indices_where(native(values) >= floor))
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    threshold = values.topk(count).values[-1].item()
+    indices = at_least(values, threshold)
+    return indices[values[indices].argsort(descending=True, stable=True)[:count]]
+
+
+def _heads(values: Tensor) -> Iterator[Tensor]:
+    """Ascending indices of all values that are at most 4, 8, 16, … below the largest; growing."""
+    best = values.amax().item()
+    depth = 4.0
+    while True:
+        yield at_least(values, best - depth)
+        depth *= 2.0
 
 
 def _top_k(kept: Support, count: int) -> Support:
@@ -102,20 +125,10 @@ def _top_p(kept: Support, top_p: float) -> Support:
     mass = masses(kept.scores)
     numerator, denominator = top_p.as_integer_ratio()
     wanted = max(1, -(-numerator * int(mass.sum()) // denominator))
-    head = _head(kept.scores, mass, wanted)
+    head = next(head for head in _heads(kept.scores) if int(mass[head].sum()) >= wanted)
     order = head[kept.scores[head].argsort(descending=True, stable=True)]
     length = int(torch.searchsorted(mass[order].cumsum(0), wanted)) + 1
     return kept.at(order[:length].sort().values)
-
-
-def _head(scores: Tensor, mass: Tensor, wanted: int) -> Tensor:
-    """Ascending indices of all tokens above some score that together hold at least `wanted`."""
-    floor = 1.0
-    while True:
-        head = scores >= -floor
-        if int(mass.where(head, 0).sum()) >= wanted:
-            return head.nonzero().squeeze(-1)
-        floor *= 2
 
 
 def _min_p(kept: Support, min_p: float) -> Support:
