@@ -18,7 +18,7 @@ from ssd_runtime.stats import RoundRecord
 from ssd_runtime.types import Request, SamplingParams
 
 if TYPE_CHECKING:
-    from ssd_runtime.models.linear import Quantizer, WeightMatrix
+    from ssd_runtime.models.linear import Float32Quantizer, Quantizer, WeightMatrix
     from ssd_runtime.sampling.draw import DraftStep, draft_steps, draw_tokens
     from ssd_runtime.speculation.model_draft import DraftModel, DraftState, Feed
 
@@ -27,6 +27,7 @@ _HEAVY = {
     "DraftState": "ssd_runtime.speculation.model_draft",
     "DraftStep": "ssd_runtime.sampling.draw",
     "Feed": "ssd_runtime.speculation.model_draft",
+    "Float32Quantizer": "ssd_runtime.models.linear",
     "Quantizer": "ssd_runtime.models.linear",
     "WeightMatrix": "ssd_runtime.models.linear",
     "draft_steps": "ssd_runtime.sampling.draw",
@@ -40,6 +41,7 @@ __all__ = [
     "DraftStep",
     "Draw",
     "Feed",
+    "Float32Quantizer",
     "NotAvailableError",
     "Observer",
     "Order",

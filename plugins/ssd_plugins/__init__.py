@@ -18,34 +18,35 @@ if TYPE_CHECKING:
 @hookimpl
 def ssd_register_samplers(registry: Registry[Sampler]) -> None:
     """How tokens are drawn."""
-    registry.register("coupled", _late("samplers", "CoupledSampler"))
+    registry.register("coupled", _late("ssd_plugins.samplers", "CoupledSampler"))
 
 
 @hookimpl
 def ssd_register_cache_policies(registry: Registry[CachePolicy]) -> None:
     """How the branch budget is shared."""
-    registry.register("uniform", _late("cache_policies", "Uniform"))
-    registry.register("geometric", _late("cache_policies", "Geometric"))
+    registry.register("uniform", _late("ssd_plugins.cache_policies", "Uniform"))
+    registry.register("geometric", _late("ssd_plugins.cache_policies", "Geometric"))
 
 
 @hookimpl
 def ssd_register_quantizers(registry: Registry[Quantizer]) -> None:
     """How weights are stored."""
-    registry.register("none", _late("quantizers", "Float32"))
-    registry.register("bf16", _late("quantizers", "BFloat16"))
-    registry.register("int8", _late("quantizers", "Int8"))
+    registry.register("none", _late("ssd_runtime.api", "Float32Quantizer"))
+    registry.register("bf16", _late("ssd_plugins.quantizers", "BFloat16Quantizer"))
+    registry.register("int8", _late("ssd_plugins.quantizers", "Int8Quantizer"))
+    registry.register("int4", _late("ssd_plugins.quantizers", "Int4Quantizer"))
 
 
 @hookimpl
 def ssd_register_orders(registry: Registry[Order]) -> None:
     """Who is served next."""
-    registry.register("fcfs", _late("orders", "first_come_first_served"))
+    registry.register("fcfs", _late("ssd_plugins.orders", "first_come_first_served"))
 
 
 def _late(module: str, name: str) -> Callable[..., Any]:
-    """A factory that imports `ssd_plugins.<module>` when it is first called."""
+    """A factory that imports `module` when it is first called."""
 
     def make(**options: Any) -> Any:
-        return getattr(importlib.import_module(f"{__name__}.{module}"), name)(**options)
+        return getattr(importlib.import_module(module), name)(**options)
 
     return make

@@ -1,4 +1,4 @@
-"""Commands that look and tell: `config show`, `config schema`, `plugins`, `version`, `check`."""
+"""Commands that look and tell: `config show`, `config schema`, `plugins`, `version`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import typer
 
-from ssd_runtime.cli import inspect
+from ssd_runtime.cli import check, inspect
 from ssd_runtime.cli.options import ConfigOption, ModeOption, SetOption, TraceOption, load
 from ssd_runtime.errors import ConfigError, ModelError, NotAvailableError, PluginError, SSDError
 
@@ -26,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+check.register(app)
 inspect.register(app)
 
 

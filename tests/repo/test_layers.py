@@ -18,7 +18,7 @@ LAYERS = [
     {"models"},
     {"speculation"},
     {"engine"},
-    {"api", "server", "telemetry"},
+    {"api", "faces", "server", "telemetry"},
     {"app", "testing"},
     {"cli"},
 ]

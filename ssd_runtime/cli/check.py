@@ -1,0 +1,105 @@
+"""`ssd-run check`: what would happen with this configuration, without loading a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from ssd_runtime.cli.options import ConfigOption, ModeOption, SetOption, load
+from ssd_runtime.hooks.manager import PluginManager
+from ssd_runtime.settings.schema import Settings
+from ssd_runtime.settings.show import flow
+
+if TYPE_CHECKING:
+    from ssd_runtime.models.config import DecoderConfig
+    from ssd_runtime.models.loading import ModelSource
+
+KV_BYTES = {"float32": 4, "fp16": 2, "fp8": 1, "int8": 1}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command()(check)
+
+
+def check(config: ConfigOption = None, overrides: SetOption = None, mode: ModeOption = None) -> None:
+    """Say what would happen: models, formats, context, placement. Status 2 if it would not start."""
+    from ssd_runtime.build import check_parts
+
+    loaded = load(config, overrides, mode)
+    manager = PluginManager()
+    manager.load(loaded.settings.plugins)
+    check_parts(loaded, manager.registries)
+    rows = [
+        ("configuration", str(config or "built in")),
+        ("plugins", ", ".join(manager.names())),
+        *_rows(loaded.settings),
+    ]
+    for name, text in rows:
+        typer.echo(f"{name:14} {text}")
+
+
+def _rows(settings: Settings) -> Iterator[tuple[str, str]]:
+    from ssd_runtime.models.loading import resolve
+
+    engine = settings.engine
+    source = resolve(engine.model)
+    shape = _shape(source)
+    yield "target", _found(source)
+    if shape is not None:
+        yield "", f"{shape.layers} layers, width {shape.hidden}, vocabulary {shape.vocab_size}"
+    yield "weights", flow(engine.quantization)
+    yield "draft", _draft(settings)
+    yield "mode", settings.scheduler.policy.value
+    yield "context", _context(settings, shape)
+    yield "kv cache", _kv_cache(settings, shape)
+    yield "placement", f"target {flow(settings.placement.target)}, draft {flow(settings.placement.draft)}"
+
+
+def _found(source: ModelSource) -> str:
+    if source.path is None:
+        return f"{source.name}: from the hub, or its cache on this machine"
+    files = source.path.glob("*.safetensors") if source.path.is_dir() else [source.path]
+    megabytes = sum(file.stat().st_size for file in files) / 1e6
+    return f"{source.name}: {source.path} ({source.kind.name.lower()}, {megabytes:.0f} MB)"
+
+
+def _shape(source: ModelSource) -> DecoderConfig | None:
+    """What the model's header says; None for a model that may have to be fetched first."""
+    if source.path is None:
+        return None
+    if source.path.is_dir():
+        from ssd_runtime.models.config import from_hf
+
+        return from_hf(json.loads(Path(source.path, "config.json").read_text(encoding="utf-8")))
+    from ssd_runtime.models.gguf import GGUFFile
+
+    return GGUFFile(source.path).config()
+
+
+def _draft(settings: Settings) -> str:
+    engine = settings.engine
+    length = f"up to {engine.speculative_length} tokens a round"
+    return f"{engine.draft_model}, {length}, weights {engine.draft_quantization}"
+
+
+def _context(settings: Settings, shape: DecoderConfig | None) -> str:
+    wanted = settings.scheduler.max_tokens
+    if shape is None or shape.max_position >= wanted:
+        return f"{wanted} tokens a request"
+    return (
+        f"{shape.max_position} tokens a request: the model's own limit, below scheduler.max_tokens {wanted}"
+    )
+
+
+def _kv_cache(settings: Settings, shape: DecoderConfig | None) -> str:
+    dtype = settings.engine.kv_cache_dtype
+    text = f"{settings.kv_cache_tokens} tokens, {dtype}"
+    if shape is None:
+        return text
+    numbers = 2 * shape.layers * shape.kv_heads * shape.head_dim
+    return f"{text}, {settings.kv_cache_tokens * numbers * KV_BYTES[dtype] / 1e6:.0f} MB"
