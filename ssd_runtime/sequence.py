@@ -22,13 +22,17 @@ _uids = itertools.count(1)
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request's tokens in the engine. `epoch` changes whenever its KV is thrown away."""
+    """One request's tokens in the engine, at most `max_len` of them, ended by any of `end_ids`.
+
+    `epoch` changes whenever its KV is thrown away.
+    """
 
     request: Request
     num_prompt: int
     token_ids: list[int]
     draw: Draw
     max_len: int
+    end_ids: frozenset[int] = frozenset()
     uid: int = field(default_factory=lambda: next(_uids))
     table: list[int] = field(default_factory=list)
     kv_len: int = 0

@@ -38,3 +38,10 @@ def confine_thread(cores: frozenset[int]) -> None:
     """Confine the calling thread, and the threads it will start, to `cores`."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
+
+
+def use_torch_threads(num_threads: int) -> None:
+    """Let torch use `num_threads` threads for the calling thread's products."""
+    import torch
+
+    torch.set_num_threads(num_threads)

@@ -61,12 +61,15 @@ class Lane:
         *,
         clock: Clock,
         cores: frozenset[int] | None = None,
+        setup: Callable[[], None] = lambda: None,
         on_record: Callable[[CommandRecord], None] | None = None,
     ) -> None:
+        """`setup` runs once on the lane's thread, before the first command."""
         self.name = name
         self.cores = cores
         self._worker = worker
         self._clock = clock
+        self._setup = setup
         self._on_record = on_record
         self._items: SimpleQueue[_Item | None] = SimpleQueue()
         self._closed = False
@@ -96,6 +99,7 @@ class Lane:
     def _run(self) -> None:
         if self.cores is not None:
             confine_thread(self.cores)
+        self._setup()
         while (item := self._items.get()) is not None:
             command, loop, future = item
             started = self._clock()

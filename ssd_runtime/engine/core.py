@@ -47,7 +47,7 @@ class Speculator(Protocol):
     def max_drafts(self, sequence: TokenSequence) -> int: ...
     async def take(self, rows: Sequence[BatchRow]) -> list[Proposal]: ...
     def branch(self, rows: Sequence[BatchRow], proposals: Sequence[Proposal]) -> Branching: ...
-    async def stage(self, branching: Branching, results: Sequence[RowResult]) -> None: ...
+    async def stage(self, branching: Any, results: Sequence[RowResult]) -> None: ...
     def forget(self, sequence: TokenSequence) -> None: ...
 
 
@@ -71,7 +71,7 @@ class EngineCore:
         self._max_queue = max_queue
         self._on_round = on_round
         self._live: dict[TokenSequence, LiveRequest] = {}
-        self._cancelled: set[str] = set()
+        self._cancelled: set[TokenSequence] = set()
         self._wake = asyncio.Event()
         self._closing = False
 
@@ -119,9 +119,9 @@ class EngineCore:
             self.scheduler.add(live.sequence)
             self._wake.set()
 
-    def cancel(self, request_id: str) -> None:
+    def cancel(self, sequence: TokenSequence) -> None:
         """End a request between two rounds, if it is still there."""
-        self._cancelled.add(request_id)
+        self._cancelled.add(sequence)
         self._wake.set()
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class EngineCore:
 
     def _apply_cancellations(self) -> None:
         cancelled, self._cancelled = self._cancelled, set()
-        for live in [live for live in self._live.values() if live.sequence.request.id in cancelled]:
+        for live in [self._live[sequence] for sequence in cancelled if sequence in self._live]:
             self._remove(live)
             live.tell_cancelled(self._clock())
 

@@ -43,11 +43,15 @@ class BlockManager:
         """Whether `grow` would succeed."""
         return self.blocks_for(num_tokens) - len(table) <= len(self._free)
 
+    def require(self, num_blocks: int) -> None:
+        """Raise `OutOfBlocks` unless `num_blocks` are free."""
+        if num_blocks > len(self._free):
+            raise OutOfBlocks(f"{num_blocks} blocks wanted, {len(self._free)} free of {self.num_blocks}")
+
     def grow(self, table: list[int], num_tokens: int) -> None:
         """Extend `table` to hold `num_tokens` tokens, or raise `OutOfBlocks` and change nothing."""
         missing = self.blocks_for(num_tokens) - len(table)
-        if missing > len(self._free):
-            raise OutOfBlocks(f"{missing} blocks wanted, {len(self._free)} free of {self.num_blocks}")
+        self.require(missing)
         for _ in range(missing):
             block = self._free.pop()
             self._references[block] = 1

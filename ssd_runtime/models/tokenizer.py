@@ -37,6 +37,10 @@ class Tokenizer(Protocol):
         """Text of `token_ids`, special tokens left out."""
         ...
 
+    def tokens(self) -> list[str]:
+        """Every token as the vocabulary spells it, by id."""
+        ...
+
 
 _REPLACEMENT = "\ufffd"
 
@@ -130,6 +134,10 @@ class HFTokenizer:
         """See `Tokenizer.decode`."""
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=True)
         return text
+
+    def tokens(self) -> list[str]:
+        """See `Tokenizer.tokens`."""
+        return [self._backend.id_to_token(token) or "" for token in range(self.vocab_size)]
 
     def _encode(self, text: str, special: bool) -> list[int]:
         try:

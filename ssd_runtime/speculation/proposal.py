@@ -8,32 +8,43 @@ from ssd_runtime.stats import NO_SOURCE
 
 
 @dataclass(frozen=True, slots=True)
+class Guess:
+    """What a draft thinks of one position: its likely tokens there, best first, and how sure it is.
+
+    margin: the difference of the two best perturbed scores (of logits at temperature 0).
+    """
+
+    candidates: tuple[int, ...]
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
 class Proposal:
     """Guessed tokens for one row, and where they came from.
 
     source: `cache` for a hit, the proposer's name for a fallback, `none` without tokens.
     looked_up: whether the outcome cache was asked this round.
-    candidates: for each position 0…len(token_ids) the draft's likely tokens there, best first; a
-    position that the draft has not seen yet has none, and so have proposals of model-free proposers.
+    guesses: of positions 0, 1, …; at most one more than tokens. The draft has not seen the later
+    positions yet, and a proposer without a model has none at all.
     """
 
     token_ids: tuple[int, ...] = ()
     source: str = NO_SOURCE
     looked_up: bool = False
-    candidates: tuple[tuple[int, ...], ...] = ()
+    guesses: tuple[Guess, ...] = ()
 
-    def cut(self, length: int) -> Proposal:
-        """The same proposal, at most `length` tokens long."""
-        if len(self.token_ids) <= length:
-            return self
-        source = self.source if length else NO_SOURCE
-        return Proposal(self.token_ids[:length], source, self.looked_up, self.candidates[: length + 1])
+    def served(self, source: str, length: int, *, looked_up: bool) -> Proposal:
+        """The same proposal as row `source` gets it: at most `length` tokens long."""
+        token_ids = self.token_ids[: max(length, 0)]
+        return Proposal(
+            token_ids, source if token_ids else NO_SOURCE, looked_up, self.guesses[: len(token_ids) + 1]
+        )
 
     def bonus_rank(self, accepted: int, bonus: int) -> int | None:
         """The place of `bonus` among the candidates after `accepted` tokens, 0 best; None if not there."""
-        if accepted >= len(self.candidates) or bonus not in self.candidates[accepted]:
+        if accepted >= len(self.guesses) or bonus not in self.guesses[accepted].candidates:
             return None
-        return self.candidates[accepted].index(bonus)
+        return self.guesses[accepted].candidates.index(bonus)
 
 
 NOTHING = Proposal()

@@ -44,6 +44,10 @@ class ToyTokenizer:
         """See `Tokenizer.decode`."""
         return "".join(chr(31 + token) for token in token_ids if token)
 
+    def tokens(self) -> list[str]:
+        """See `Tokenizer.tokens`."""
+        return [chr(31 + token) for token in range(self.vocab_size)]
+
     def _id(self, char: str) -> int:
         token = ord(char) - 31
         return token if 0 < token < self.vocab_size else ord("?") - 31

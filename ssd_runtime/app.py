@@ -1,0 +1,182 @@
+"""`Engine`: the library's face. It owns the engine's thread; callers may live in any loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ssd_runtime.build import LoadModel, Parts, Progress, build, load_configured_model, no_progress
+from ssd_runtime.engine.live import LiveRequest
+from ssd_runtime.engine.prepare import prepare
+from ssd_runtime.engine.thread import LoopThread
+from ssd_runtime.errors import EngineClosedError, EngineError, SSDError
+from ssd_runtime.settings.load import Loaded, load_settings
+from ssd_runtime.settings.schema import Settings
+from ssd_runtime.types import Answer, FinishReason, Mode, Output, Request, SamplingParams
+
+CLOSE_SECONDS = 30.0
+
+
+class Engine:
+    """A model that answers requests, as an async context manager.
+
+    async with Engine.from_config("engine.yaml") as engine:
+        async for piece in engine.generate("Why is the sky blue?"):
+            print(piece.text, end="")
+
+    Entering loads the model and may raise `ConfigError` or `ModelError`. Several engines may live
+    in one process.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        *,
+        progress: Progress = no_progress,
+        trace: Path | None = None,
+        load_model: LoadModel = load_configured_model,
+    ) -> None:
+        """`trace`: a file for Chrome trace events. `load_model`: where models come from (tests)."""
+        self._loaded = loaded
+        self._progress = progress
+        self._trace = trace
+        self._load_model = load_model
+        self._parts: Parts | None = None
+        self._thread = LoopThread("ssd-engine")
+        self._numbers = itertools.count()
+
+    @classmethod
+    def from_config(
+        cls,
+        path: str | Path | None = None,
+        *,
+        overrides: Sequence[str] = (),
+        progress: Progress = no_progress,
+        trace: Path | None = None,
+    ) -> Engine:
+        """An engine that is not started yet; `path` None takes the embedded default configuration.
+
+        overrides: `key=value` strings, as `--set` takes them. Raises `ConfigError`.
+        """
+        loaded = load_settings(Path(path) if path is not None else None, overrides)
+        return cls(loaded, progress=progress, trace=trace)
+
+    @property
+    def settings(self) -> Settings:
+        """The effective settings."""
+        return self._loaded.settings
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of prompt and completion together that one request may have."""
+        return self._running.limits.context
+
+    @property
+    def draft_weight_bytes(self) -> int:
+        """Bytes that the draft's weights occupy; 0 without a draft model."""
+        return self._running.draft_weight_bytes
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine's loop is running."""
+        return self._thread.is_alive
+
+    async def __aenter__(self) -> Self:
+        self._parts = await asyncio.to_thread(
+            build, self._loaded, self._load_model, self._progress, self._trace
+        )
+        self._thread.start(self._parts.run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        parts, self._parts = self._running, None
+        if self._thread.is_alive:
+            self._thread.call(parts.core.close)
+        await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
+        await asyncio.to_thread(parts.close)
+
+    async def generate(
+        self, request: Request | str, params: SamplingParams | None = None
+    ) -> AsyncGenerator[Output, None]:
+        """Yield the answer piece by piece; leaving the iteration early cancels the request.
+
+        Raises `RequestError` for a wrong request, `EngineError` when the engine cannot serve it.
+        """
+        request = self._request(request, params)
+        parts = self._running
+        sequence, end = await asyncio.to_thread(prepare, request, parts.tokenizer, parts.limits)
+        pieces: asyncio.Queue[Output | SSDError] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def listen(piece: Output | SSDError) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        live = LiveRequest(
+            sequence, end, listen, self._mode(request), parts.draft_weight_bytes, parts.clock()
+        )
+        self._thread.call(parts.core.submit, live)
+        ended = False
+        try:
+            while not ended:
+                piece = await pieces.get()
+                ended = not isinstance(piece, Output) or piece.finish_reason is not None
+                if not isinstance(piece, Output):
+                    raise piece
+                yield piece
+        finally:
+            if not ended and self._thread.is_alive:
+                self._thread.call(parts.core.cancel, sequence)
+
+    async def complete(self, request: Request | str, params: SamplingParams | None = None) -> Answer:
+        """The whole answer at once; raises as `generate` does."""
+        text: list[str] = []
+        token_ids: list[int] = []
+        async with aclosing(self.generate(request, params)) as pieces:
+            async for piece in pieces:
+                text.append(piece.text)
+                token_ids.extend(piece.token_ids)
+        return _answer(piece, "".join(text), tuple(token_ids))
+
+    @property
+    def _running(self) -> Parts:
+        if self._parts is None:
+            raise EngineClosedError("the engine is not running; use it inside `async with`")
+        return self._parts
+
+    def _request(self, request: Request | str, params: SamplingParams | None) -> Request:
+        if isinstance(request, Request):
+            return request
+        engine = self.settings.engine
+        defaults = SamplingParams(temperature=engine.temperature, top_p=engine.top_p)
+        return Request(id=f"request-{next(self._numbers)}", prompt=request, params=params or defaults)
+
+    def _mode(self, request: Request) -> str:
+        wanted = request.speculation
+        if not wanted.enabled:
+            return Mode.AUTOREGRESSIVE
+        return wanted.mode or self.settings.scheduler.policy
+
+
+def _answer(last: Output, text: str, token_ids: tuple[int, ...]) -> Answer:
+    if last.finish_reason is None or last.seed is None or last.timing is None or last.speculation is None:
+        raise EngineError("the answer ended without a last piece")
+    if last.finish_reason is FinishReason.CANCELLED:
+        raise EngineClosedError("the request was cancelled before it was finished")
+    return Answer(
+        request_id=last.request_id,
+        text=text,
+        token_ids=token_ids,
+        finish_reason=last.finish_reason,
+        prompt_token_ids=last.prompt_token_ids,
+        seed=last.seed,
+        timing=last.timing,
+        speculation=last.speculation,
+    )

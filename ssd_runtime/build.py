@@ -1,0 +1,295 @@
+"""The composition root: settings in, a running engine's parts out. Nothing here decides anything
+that the settings do not say; nothing elsewhere knows which plugin serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from ssd_runtime.clock import Clock, monotonic
+from ssd_runtime.device.cores import use_torch_threads
+from ssd_runtime.device.lane import Lane, Worker
+from ssd_runtime.device.placement import Places, place
+from ssd_runtime.drafts import NO_DRAFT, SELF, Draft, make_draft
+from ssd_runtime.engine.core import EngineCore
+from ssd_runtime.engine.prepare import Limits
+from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.target import TargetWorker
+from ssd_runtime.errors import ConfigError, ModelError, NotAvailableError
+from ssd_runtime.hooks.manager import PluginManager
+from ssd_runtime.hooks.registry import Registries
+from ssd_runtime.memory.blocks import BlockManager
+from ssd_runtime.settings.available import check_available
+from ssd_runtime.settings.load import Loaded
+from ssd_runtime.settings.schema import Settings
+from ssd_runtime.speculation.budget import BudgetChooser
+from ssd_runtime.speculation.draft_lane import DraftLane
+from ssd_runtime.speculation.fallback import DraftSource, ProposerSource, ShadowSource, Source
+from ssd_runtime.speculation.guard import GuardedProposer
+from ssd_runtime.speculation.hybrid import FixedMode, HybridController, ModeController
+from ssd_runtime.speculation.memory import Memories
+from ssd_runtime.speculation.speculator import Speculator
+from ssd_runtime.stats import RoundRecord
+from ssd_runtime.telemetry.trace import TraceWriter
+from ssd_runtime.types import Mode
+
+if TYPE_CHECKING:
+    import torch
+
+    from ssd_runtime.models.linear import Quantizer
+    from ssd_runtime.models.loading import LoadedModel
+    from ssd_runtime.models.tokenizer import Tokenizer
+
+log = structlog.get_logger(__name__)
+
+PATIENCE_SECONDS = 0.5
+"""How long a round waits for a draft that should have stopped; twice, see `DraftLane`."""
+PROPOSER_SECONDS = 0.25
+SHADOW = ShadowSource.name
+DRAFT = DraftSource.name
+KV_DTYPES = {"float32": "float32", "fp16": "float16"}
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is (0: unknown)."""
+LoadModel = Callable[[str, "Quantizer", Progress], "LoadedModel"]
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Report to nobody."""
+
+
+def load_configured_model(name: str, quantizer: Quantizer, progress: Progress) -> LoadedModel:
+    """Find and load the model called `name`. Raises `ModelError`."""
+    from ssd_runtime.models.loading import load, resolve
+
+    return load(resolve(name), quantizer, progress=progress)
+
+
+@dataclass(slots=True)
+class Parts:
+    """Everything that a running engine consists of."""
+
+    core: EngineCore
+    tokenizer: Tokenizer
+    limits: Limits
+    draft_weight_bytes: int
+    clock: Clock
+    lanes: list[Lane]
+    trace: TraceWriter | None
+    model_name: str
+
+    async def run(self) -> None:
+        """The engine's life, on the engine's loop."""
+        await self.core.run()
+
+    def close(self) -> None:
+        """End the lanes and the trace."""
+        for lane in self.lanes:
+            lane.close()
+        for lane in self.lanes:
+            lane.join(1.0)
+        if self.trace is not None:
+            self.trace.close()
+
+
+def build(loaded: Loaded, load_model: LoadModel, progress: Progress, trace: Path | None) -> Parts:
+    """Load everything that `loaded` names and put it together. Blocks; run it on a worker thread.
+
+    Raises `ConfigError` for settings that cannot be met here, `ModelError` for models, `PluginError`.
+    """
+    manager = PluginManager()
+    manager.load(loaded.settings.plugins)
+    check_parts(loaded, manager.registries)
+    return _Builder(loaded.settings, manager.registries, load_model, progress, trace).parts()
+
+
+class _Builder:
+    """Puts one engine together, part by part."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registries: Registries,
+        load_model: LoadModel,
+        progress: Progress,
+        trace: Path | None,
+    ) -> None:
+        self._settings = settings
+        self._registries = registries
+        self._load_model = load_model
+        self._progress = progress
+        self._clock = monotonic
+        self._trace = TraceWriter(trace, self._clock) if trace is not None else None
+        self._places = _places(settings)
+        self._lanes: list[Lane] = []
+
+    def parts(self) -> Parts:
+        """The whole engine."""
+        model = self._model(self._settings.engine.model, self._settings.engine.quantization.small)
+        limits = Limits(
+            context=min(self._settings.scheduler.max_tokens, model.config.max_position),
+            vocab_size=model.config.vocab_size,
+        )
+        draft = self._draft(model)
+        speculator = self._speculator(draft, limits)
+        return Parts(
+            core=self._core(model, speculator),
+            tokenizer=model.tokenizer,
+            limits=limits,
+            draft_weight_bytes=draft.weight_bytes if draft else 0,
+            clock=self._clock,
+            lanes=self._lanes,
+            trace=self._trace,
+            model_name=model.name,
+        )
+
+    def _model(self, name: str, quantization: str) -> LoadedModel:
+        quantizer = self._registries.quantizers.get(quantization)()
+        return self._load_model(name, quantizer, self._progress)
+
+    def _draft(self, target: LoadedModel) -> Draft | None:
+        if self._settings.scheduler.policy is Mode.AUTOREGRESSIVE:
+            return None
+        return make_draft(self._settings, self._registries, target, self._model, self._clock)
+
+    def _core(self, model: LoadedModel, speculator: Speculator) -> EngineCore:
+        engine, scheduler = self._settings.engine, self._settings.scheduler
+        num_blocks = -(-self._settings.kv_cache_tokens // engine.block_size)
+        kv = model.decoder.new_kv(num_blocks, engine.block_size, _kv_dtype(engine.kv_cache_dtype))
+        sampler = self._registries.samplers.get(engine.sampler)()
+        target = self._lane("target", TargetWorker(model.decoder, kv, sampler), self._places.target)
+        observers = [self._registries.observers.get(name)() for name in self._registries.observers.names()]
+        return EngineCore(
+            target=target,
+            scheduler=Scheduler(
+                BlockManager(num_blocks, engine.block_size),
+                max_batch_size=engine.max_batch_size,
+                max_batch_tokens=scheduler.max_batch_tokens,
+                order=self._registries.orders.get(scheduler.order)(),
+                on_preempt=speculator.forget,
+            ),
+            speculator=speculator,
+            clock=self._clock,
+            max_queue=scheduler.max_queue,
+            on_round=_broadcast([observer.observe for observer in observers] + self._trace_rounds()),
+        )
+
+    def _speculator(self, draft: Draft | None, limits: Limits) -> Speculator:
+        engine = self._settings.engine
+        lane = None
+        if draft is not None:
+            thread = self._lane("draft", draft.worker, self._places.draft)
+            lane = DraftLane(thread, name=draft.name, patience=lambda: PATIENCE_SECONDS)
+        drafting = DraftSource(lane) if lane is not None else None
+        memories = Memories()
+        return Speculator(
+            draft=lane,
+            drafting=drafting,
+            fallback=[self._source(name, memories, drafting, limits) for name in engine.fallback],
+            memories=memories,
+            controller=_controller(self._settings.scheduler.policy, lane is not None),
+            budget=BudgetChooser(engine.branch_budget, engine.speculative_length),
+            length=engine.speculative_length,
+            max_context=min(limits.context, draft.max_context) if draft else limits.context,
+            clock=self._clock,
+        )
+
+    def _source(self, name: str, memories: Memories, drafting: DraftSource | None, limits: Limits) -> Source:
+        if name == SHADOW:
+            return ShadowSource(memories.recall)
+        if name == DRAFT and drafting is not None:
+            return drafting
+        proposer = self._registries.proposers.get(name)()
+        guarded = GuardedProposer(
+            proposer,
+            vocab_size=limits.vocab_size,
+            time_limit=PROPOSER_SECONDS,
+            trusted=False,
+            name=name,
+        )
+        return ProposerSource(name, guarded)
+
+    def _lane(self, name: str, worker: Worker, cores: frozenset[int]) -> Lane:
+        record = self._trace.command if self._trace is not None else None
+        setup = partial(use_torch_threads, len(cores))
+        lane = Lane(name, worker, clock=self._clock, cores=cores, setup=setup, on_record=record)
+        self._lanes.append(lane)
+        return lane
+
+    def _trace_rounds(self) -> list[Callable[[RoundRecord], None]]:
+        return [self._trace.round] if self._trace is not None else []
+
+
+def check_parts(loaded: Loaded, registries: Registries) -> None:
+    """Raise `NotAvailableError` for each name in the settings that nothing here provides."""
+    proposers = registries.proposers.names()
+    drafts = (SELF, NO_DRAFT, *proposers, *registries.draft_models.names())
+    check_available(
+        loaded,
+        {
+            "engine.draft_model": drafts,
+            "engine.fallback": (SHADOW, DRAFT, *proposers),
+            "engine.sampler": registries.samplers.names(),
+            "engine.cache_policy": registries.cache_policies.names(),
+            "engine.quantization": registries.quantizers.names(),
+            "engine.draft_quantization": registries.quantizers.names(),
+            "engine.kv_cache_dtype": KV_DTYPES,
+            "scheduler.order": registries.orders.names(),
+            "scheduler.preempt_mode": ("recompute",),
+        },
+        is_draft=is_model,
+    )
+    _check_quantization(loaded)
+
+
+def is_model(name: str) -> bool:
+    """Whether `name` is, or may be, a model that can be loaded."""
+    from ssd_runtime.models.loading import resolve
+
+    try:
+        resolve(name)
+    except ModelError:
+        return False
+    return True
+
+
+def _check_quantization(loaded: Loaded) -> None:
+    chosen = loaded.settings.engine.quantization
+    if chosen.small != chosen.large:
+        raise NotAvailableError(
+            f"{loaded.where('engine.quantization')}: two formats ({chosen.small}, {chosen.large}) "
+            "switched by batch size are not available; available: one format for every batch"
+        )
+
+
+def _places(settings: Settings) -> Places:
+    target, draft = settings.placement.target, settings.placement.draft
+    if not isinstance(target, str) or not isinstance(draft, str):
+        raise ConfigError("placement: lists of devices are not available; available: auto, cpu:N, cpu:N-M")
+    return place(target, draft, settings.scheduler.policy)
+
+
+def _controller(policy: Mode, has_draft: bool) -> ModeController:
+    if policy is Mode.HYBRID and has_draft:
+        return HybridController((Mode.AUTOREGRESSIVE, Mode.SPECULATIVE, Mode.SSD))
+    return FixedMode(policy)
+
+
+def _kv_dtype(name: str) -> torch.dtype:
+    import torch
+
+    dtype: torch.dtype = getattr(torch, KV_DTYPES[name])
+    return dtype
+
+
+def _broadcast(listeners: Sequence[Callable[[RoundRecord], None]]) -> Callable[[RoundRecord], None]:
+    def tell(record: RoundRecord) -> None:
+        for listener in listeners:
+            listener(record)
+
+    return tell

@@ -1,0 +1,107 @@
+"""Which draft `engine.draft_model` means, and what serves it on the draft's lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ssd_runtime.clock import Clock
+from ssd_runtime.device.lane import Worker
+from ssd_runtime.errors import ModelError
+from ssd_runtime.hooks.registry import Registries
+from ssd_runtime.memory.blocks import BlockManager
+from ssd_runtime.settings.schema import Settings
+from ssd_runtime.speculation.drafting import DraftWorker
+from ssd_runtime.speculation.model_draft import DecoderDraft, DraftModel
+from ssd_runtime.speculation.proposing import ProposerWorker
+
+if TYPE_CHECKING:
+    from ssd_runtime.models.loading import LoadedModel
+
+NO_DRAFT = "none"
+SELF = "self"
+DRAFT_BLOCK_SIZE = 8
+SPARE_CANDIDATES = 1
+"""One candidate more than the budget is ranked, since the sent token may be excluded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A draft ready for its lane. max_context: tokens beyond which it does not propose."""
+
+    name: str
+    worker: Worker
+    max_context: int
+    weight_bytes: int = 0
+
+
+def make_draft(
+    settings: Settings,
+    registries: Registries,
+    target: LoadedModel,
+    load: Callable[[str, str], LoadedModel],
+    clock: Clock,
+) -> Draft | None:
+    """The draft that the settings name; None for `none`.
+
+    `load(name, quantizer)` loads a model. Raises `ModelError` for a draft whose vocabulary differs.
+    """
+    engine = settings.engine
+    name = engine.draft_model
+    if name == NO_DRAFT:
+        return None
+    if name in registries.proposers.names():
+        proposer = registries.proposers.get(name)()
+        return Draft(name, ProposerWorker(proposer, target.config.vocab_size), settings.scheduler.max_tokens)
+    if name in registries.draft_models.names():
+        model: DraftModel = registries.draft_models.get(name)(target=target)
+    else:
+        loaded = load(engine.model if name == SELF else name, engine.draft_quantization)
+        if name != SELF:
+            check_vocabularies(target, loaded)
+        model = decoder_draft(loaded, settings, target.config.vocab_size)
+    policy = registries.cache_policies.get(engine.cache_policy.name)(**engine.cache_policy.options)
+    sampler = registries.samplers.get(engine.sampler)()
+    worker = DraftWorker(
+        model,
+        sampler,
+        policy.allot,
+        num_candidates=min(engine.branch_budget + SPARE_CANDIDATES, target.config.vocab_size),
+        clock=clock,
+    )
+    return Draft(name, worker, model.max_context, model.weight_bytes)
+
+
+def decoder_draft(loaded: LoadedModel, settings: Settings, vocab_size: int) -> DecoderDraft:
+    """A loaded model as a draft, with KV for every running row's trunk and branches."""
+    engine = settings.engine
+    context = min(settings.scheduler.max_tokens, loaded.config.max_position) + engine.speculative_length
+    branch = engine.speculative_length + 2 * DRAFT_BLOCK_SIZE
+    tokens = engine.max_batch_size * (context + DRAFT_BLOCK_SIZE + engine.branch_budget * branch)
+    num_blocks = -(-tokens // DRAFT_BLOCK_SIZE)
+    kv = loaded.decoder.new_kv(num_blocks, DRAFT_BLOCK_SIZE)
+    return DecoderDraft(loaded.decoder, kv, BlockManager(num_blocks, DRAFT_BLOCK_SIZE), vocab_size)
+
+
+def check_vocabularies(target: LoadedModel, draft: LoadedModel) -> None:
+    """Refuse a draft whose token ids mean other text than the target's; padding at the end is fine.
+
+    Raises `ModelError` with both sizes and the first differing token.
+    """
+    ours, theirs = target.tokenizer.tokens(), draft.tokenizer.tokens()
+    difference = _first_difference(ours, theirs)
+    if difference is None:
+        return
+    raise ModelError(
+        f"draft model {draft.name!r} has another vocabulary than {target.name!r}: {len(theirs)} and "
+        f"{len(ours)} tokens, and token {difference} is {theirs[difference]!r} instead of "
+        f"{ours[difference]!r}; use a draft of the same family, or draft_model: self, ngram or none"
+    )
+
+
+def _first_difference(ours: Sequence[str], theirs: Sequence[str]) -> int | None:
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+        if a != b:
+            return i
+    return None

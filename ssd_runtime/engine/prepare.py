@@ -1,0 +1,91 @@
+"""From a request to a sequence: text to ids, limits, defaults. Runs outside the engine's loop."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from ssd_runtime.engine.stopping import AnswerEnd
+from ssd_runtime.errors import ContextLengthError, RequestError
+from ssd_runtime.messages import Draw
+from ssd_runtime.models.tokenizer import TextDecoder, Tokenizer
+from ssd_runtime.sequence import Sequence
+from ssd_runtime.types import Message, Request
+
+SEED_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request must keep to: `context` tokens in all, ids below `vocab_size`."""
+
+    context: int
+    vocab_size: int
+
+
+def prepare(request: Request, tokenizer: Tokenizer, limits: Limits) -> tuple[Sequence, AnswerEnd]:
+    """The sequence of `request`, and the rules that end it.
+
+    Raises `RequestError` for an empty or impossible prompt, `ContextLengthError` when prompt and
+    completion do not fit the context. Tokenising a long text takes a while: call it on a worker thread.
+    """
+    token_ids = _prompt_ids(request, tokenizer, limits)
+    max_tokens = _max_tokens(request, len(token_ids), limits)
+    params = request.params
+    seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed % 2**SEED_BITS
+    draw = Draw(seed, params.temperature, params.top_k, params.top_p, params.min_p)
+    eos = () if params.ignore_eos else tokenizer.eos_token_ids
+    end_ids = frozenset((*eos, *params.stop_token_ids))
+    sequence = Sequence(request, len(token_ids), token_ids, draw, len(token_ids) + max_tokens, end_ids)
+    end = AnswerEnd(
+        TextDecoder(tokenizer),
+        end_ids=end_ids,
+        stop_strings=params.stop,
+        max_tokens=max_tokens,
+    )
+    return sequence, end
+
+
+def _prompt_ids(request: Request, tokenizer: Tokenizer, limits: Limits) -> list[int]:
+    if request.prompt_token_ids is not None:
+        token_ids = list(request.prompt_token_ids)
+        _check_ids(token_ids, limits.vocab_size)
+    elif request.messages is not None:
+        if not tokenizer.has_chat_template:
+            raise RequestError("this model has no chat template; send a prompt instead", "messages")
+        token_ids = tokenizer.render_chat(request.messages)
+    else:
+        token_ids = _text_ids(request, tokenizer)
+    if not token_ids:
+        raise RequestError("the prompt is empty: got 0 tokens, expected at least 1", "prompt")
+    return token_ids
+
+
+def _text_ids(request: Request, tokenizer: Tokenizer) -> list[int]:
+    if not request.prompt:
+        raise RequestError("the prompt is empty: got '', expected some text", "prompt")
+    if request.raw or not tokenizer.has_chat_template:
+        return tokenizer.encode(request.prompt)
+    return tokenizer.render_chat([Message("user", request.prompt)])
+
+
+def _check_ids(token_ids: Seq[int], vocab_size: int) -> None:
+    wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise RequestError(
+            f"prompt_token_ids: got {wrong}, expected ids from 0 to {vocab_size - 1}", "prompt_token_ids"
+        )
+
+
+def _max_tokens(request: Request, num_prompt: int, limits: Limits) -> int:
+    left = limits.context - num_prompt
+    wanted = request.params.max_tokens
+    if left < 1 or (wanted is not None and wanted > left):
+        completion = "at least 1 token" if wanted is None else f"max_tokens {wanted}"
+        raise ContextLengthError(
+            f"the context holds {limits.context} tokens (scheduler.max_tokens); got a prompt of {num_prompt} "
+            f"tokens and {completion}; shorten the prompt or lower max_tokens",
+            "max_tokens" if left >= 1 else "prompt",
+        )
+    return left if wanted is None else wanted

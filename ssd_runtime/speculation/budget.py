@@ -1,0 +1,81 @@
+"""How many outcomes to prepare: more paths make every draft pass slower, and proposals shorter.
+
+With M paths a pass of the draft takes t(M) seconds, so that a build that lasts as long as a
+verification, T seconds, gives proposals of about d(M) = T / t(M) - 1 tokens (the first pass reads
+the last token of the proposal in hand). The likely outcomes are few: h(M) is the share of bonuses
+that were among the M best candidates. The chooser takes the M that promises most tokens a round,
+h(M) · (1 - a^(d+1)) / (1 - a) + 1 - h(M) at acceptance rate a, from what it measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ssd_runtime.speculation.commands import StepCost
+
+SMOOTHING = 0.2
+PRIOR_ACCEPTANCE = 0.8
+FIRST_SHARE = 0.6
+
+
+class Average:
+    """An exponential moving average; None before the first value."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def add(self, value: float) -> None:
+        """Take one more value into account."""
+        self.value = value if self.value is None else self.value + SMOOTHING * (value - self.value)
+
+
+class BudgetChooser:
+    """Chooses the budget per row, from 1 to `most`, for drafts of up to `length` tokens."""
+
+    def __init__(self, most: int, length: int) -> None:
+        self._most = most
+        self._length = length
+        self._verify = Average()
+        self._steps: dict[int, Average] = {}
+        self._acceptance = Average()
+        self._ranks = [0.0] * (most + 1)
+
+    def note_verification(self, seconds: float) -> None:
+        """The target took this long for a round's verification."""
+        self._verify.add(seconds)
+
+    def note_steps(self, steps: Iterable[StepCost]) -> None:
+        """The draft took this long for its passes."""
+        for step in steps:
+            self._steps.setdefault(step.paths, Average()).add(step.seconds)
+
+    def note_outcome(self, proposed: int, accepted: int, rank: int | None) -> None:
+        """One verdict: the bonus was the draft's candidate number `rank`, or none of them."""
+        if proposed:
+            self._acceptance.add(accepted / proposed)
+        self._ranks[min(self._most if rank is None else rank, self._most)] += 1
+
+    def choose(self, num_rows: int) -> int:
+        """Outcomes to prepare for each of `num_rows` rows."""
+        if not self._most or self._verify.value is None or not self._steps:
+            return min(self._most, 2)
+        return max(range(1, self._most + 1), key=lambda budget: self._tokens(budget, num_rows))
+
+    def _tokens(self, budget: int, num_rows: int) -> float:
+        verify = self._verify.value or 0.0
+        depth = max(0.0, min(self._length, verify / self._step(budget * num_rows) - 1))
+        rate = PRIOR_ACCEPTANCE if self._acceptance.value is None else self._acceptance.value
+        expected = depth + 1 if rate >= 1 else (1 - rate ** (depth + 1)) / (1 - rate)
+        share = self._share(budget)
+        return share * expected + 1 - share
+
+    def _share(self, budget: int) -> float:
+        """The part of all bonuses that the best `budget` candidates would have covered."""
+        seen = FIRST_SHARE + sum(self._ranks[:budget])
+        return seen / (1 + sum(self._ranks))
+
+    def _step(self, paths: int) -> float:
+        """Seconds of a pass over `paths` paths: the nearest measured count, in proportion beyond it."""
+        nearest = min(self._steps, key=lambda known: (abs(known - paths), known))
+        seconds = self._steps[nearest].value or 1e-9
+        return seconds * max(1.0, paths / nearest) ** 0.5

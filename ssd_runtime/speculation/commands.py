@@ -1,0 +1,114 @@
+"""What the engine's loop asks of the draft's lane, and what it gets back: values only.
+
+The lane owns all draft memory. A command names a sequence by its `uid` and says what is committed;
+the lane itself finds out what its draft has not seen yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ssd_runtime.messages import Draw, StopWord
+from ssd_runtime.speculation.proposal import Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRow:
+    """One sequence: its committed tokens, and the proposal that the target verifies meanwhile.
+
+    length: most tokens to draft for one outcome. max_len: the sequence never grows beyond it.
+    end_ids: tokens after which nothing is drafted. budget: most outcomes to prepare.
+    """
+
+    uid: int
+    token_ids: tuple[int, ...]
+    draw: Draw
+    length: int
+    max_len: int
+    end_ids: frozenset[int] = frozenset()
+    proposal: Proposal = field(default_factory=Proposal)
+    budget: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCommand:
+    """Continue the committed tokens of each row; the result is one `Proposal` a row."""
+
+    rows: tuple[DraftRow, ...]
+    stop: StopWord
+    kind: str = "draft"
+
+    @property
+    def num_rows(self) -> int:
+        """Rows to draft for."""
+        return len(self.rows)
+
+    @property
+    def num_tokens(self) -> int:
+        """Most tokens that may be drafted."""
+        return sum(row.length for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildCommand:
+    """Prepare proposals for the likely outcomes of each row's verification, until `stop`.
+
+    The result is a `BuildResult`.
+    """
+
+    rows: tuple[DraftRow, ...]
+    stop: StopWord
+    kind: str = "build"
+
+    @property
+    def num_rows(self) -> int:
+        """Rows to build for."""
+        return len(self.rows)
+
+    @property
+    def num_tokens(self) -> int:
+        """Most outcomes that may be prepared."""
+        return sum(row.budget for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetCommand:
+    """Give back everything that is kept for these sequences."""
+
+    uids: tuple[int, ...]
+    kind: str = "forget"
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences to forget."""
+        return len(self.uids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Nothing is computed."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One prepared outcome: after `accepted` tokens and then `bonus`, propose `proposal`."""
+
+    accepted: int
+    bonus: int
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """One pass of the draft: how many paths it extended, and how long it took in seconds."""
+
+    paths: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """What a build reached: per row its prepared outcomes, or None while the draft reads the prompt."""
+
+    rows: tuple[tuple[Branch, ...] | None, ...]
+    steps: tuple[StepCost, ...] = ()

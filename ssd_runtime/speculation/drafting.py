@@ -1,0 +1,133 @@
+"""What the draft's lane does with a model: drafts, and anytime builds. Runs on the lane's thread.
+
+A build extends every path by one token a pass and looks at the stop word in between, so that it
+ends at most one pass after the verdict and whatever depth was reached is of use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ssd_runtime.clock import Clock
+from ssd_runtime.memory.blocks import OutOfBlocks
+from ssd_runtime.messages import Draw, StopWord
+from ssd_runtime.sampling.draw import DraftStep
+from ssd_runtime.speculation.commands import (
+    BuildCommand,
+    BuildResult,
+    DraftCommand,
+    DraftRow,
+    ForgetCommand,
+    StepCost,
+)
+from ssd_runtime.speculation.lines import Allot, CatchUp, Drafting, Line, Pick, RowBuild
+from ssd_runtime.speculation.model_draft import DraftModel
+from ssd_runtime.speculation.proposal import NOTHING, Guess, Proposal
+from ssd_runtime.speculation.trunk import Trunk
+
+
+class DraftSampler(Protocol):
+    """Draws the draft's own tokens and ranks what may follow; see `hooks/kinds.py`."""
+
+    def draft(
+        self, logits: Any, draws: Sequence[Draw], positions: Sequence[int], count: int
+    ) -> Sequence[DraftStep]: ...
+
+
+class DraftWorker:
+    """Owns a draft model and one trunk per sequence."""
+
+    def __init__(
+        self, draft: DraftModel, sampler: DraftSampler, allot: Allot, *, num_candidates: int, clock: Clock
+    ) -> None:
+        """num_candidates: how many likely tokens to rank at each position."""
+        self._draft = draft
+        self._sampler = sampler
+        self._allot = allot
+        self._num_candidates = num_candidates
+        self._clock = clock
+        self._trunks: dict[int, Trunk] = {}
+
+    def execute(self, command: DraftCommand | BuildCommand | ForgetCommand) -> Any:
+        """Carry out one command; the results are described with the commands."""
+        match command:
+            case DraftCommand():
+                return self._propose(command)
+            case BuildCommand():
+                return self._build(command)
+            case ForgetCommand():
+                return self._forget(command.uids)
+
+    def _propose(self, command: DraftCommand) -> list[Proposal]:
+        reading = [self._catch_up(row) for row in command.rows]
+        self._run(reading, command.stop)
+        drafting = [
+            self._start(row, line) if line.is_done else None
+            for row, line in zip(command.rows, reading, strict=True)
+        ]
+        self._run([line for line in drafting if line is not None], command.stop)
+        return [NOTHING if line is None else line.proposal() for line in drafting]
+
+    def _build(self, command: BuildCommand) -> BuildResult:
+        steps: list[StepCost] = []
+        builds: list[RowBuild] = []
+        try:
+            builds.extend(RowBuild(row, self._trunk(row.uid), self._allot) for row in command.rows)
+            while not command.stop.is_set() and (lines := [line for b in builds for line in b.lines()]):
+                steps.append(self._step(lines))
+                for build in builds:
+                    build.advance()
+        except OutOfBlocks:
+            self._give_way(command.rows)
+        results = [build.result() for build in builds] + [None] * (len(command.rows) - len(builds))
+        return BuildResult(tuple(results), tuple(steps))
+
+    def _give_way(self, rows: Sequence[DraftRow]) -> None:
+        """Memory is short: branches are given back first; what they proposed already stays of use."""
+        for row in rows:
+            self._trunk(row.uid).drop_branches()
+
+    def _forget(self, uids: Sequence[int]) -> None:
+        for uid in uids:
+            if trunk := self._trunks.pop(uid, None):
+                trunk.drop()
+
+    def _trunk(self, uid: int) -> Trunk:
+        if uid not in self._trunks:
+            self._trunks[uid] = Trunk(self._draft)
+        return self._trunks[uid]
+
+    def _catch_up(self, row: DraftRow) -> CatchUp:
+        trunk = self._trunk(row.uid)
+        return CatchUp(trunk.path, trunk.align(list(row.token_ids)), row.draw, len(row.token_ids))
+
+    def _start(self, row: DraftRow, read: CatchUp) -> Drafting:
+        first = read.guesses[len(row.token_ids)]
+        length = min(row.length, row.max_len - len(row.token_ids) - 1)
+        line = Drafting(read.path, row.draw, first.token, length, row.end_ids)
+        if length > 0:
+            line.add(first)
+        return line
+
+    def _run(self, lines: Sequence[Line], stop: StopWord) -> None:
+        while not stop.is_set() and (open_lines := [line for line in lines if not line.is_done]):
+            self._step(open_lines)
+
+    def _step(self, lines: Sequence[Line]) -> StepCost:
+        """Extend every line by one pass."""
+        started = self._clock()
+        feeds = [line.feed() for line in lines]
+        logits = self._draft.extend(feeds)
+        draws = [line.draw for line, feed in zip(lines, feeds, strict=True) for _ in range(feed.num_logits)]
+        positions = [feed.state.length - i for feed in feeds for i in reversed(range(feed.num_logits))]
+        drafted = self._sampler.draft(logits, draws, positions, self._num_candidates)
+        picks = map(_pick, drafted)
+        for line, feed in zip(lines, feeds, strict=True):
+            line.take([next(picks) for _ in range(feed.num_logits)])
+        return StepCost(len(lines), self._clock() - started)
+
+
+def _pick(step: DraftStep) -> Pick:
+    margin = step.scores[0] - step.scores[1] if len(step.scores) > 1 else 0.0
+    return Pick(step.token, Guess(step.candidates, margin))

@@ -1,0 +1,72 @@
+"""Where a row's proposal comes from when no prepared outcome serves it: sources, tried in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ssd_runtime.messages import StopWord
+from ssd_runtime.speculation.commands import DraftCommand, DraftRow
+from ssd_runtime.speculation.draft_lane import DraftLane
+from ssd_runtime.speculation.guard import GuardedProposer
+from ssd_runtime.speculation.proposal import NOTHING, Proposal
+
+Memory = Callable[[int, int], Sequence[int]]
+"""`memory(uid, k)`: what the shadow tree of sequence `uid` knows to follow its committed tokens."""
+
+
+class Source(Protocol):
+    """Proposes for the rows that are still without; an empty proposal passes the row on."""
+
+    name: str
+
+    async def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]: ...
+
+
+class DraftSource:
+    """The draft model itself, while everybody waits: classical speculative decoding."""
+
+    name = "draft"
+
+    def __init__(self, lane: DraftLane) -> None:
+        self._lane = lane
+
+    async def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        """One command for all rows; nothing when the draft fails."""
+        result = await self._lane.run(DraftCommand(tuple(rows), StopWord()))
+        return [NOTHING] * len(rows) if result is None else list(result)
+
+
+class ProposerSource:
+    """A proposer without a model, guarded."""
+
+    def __init__(self, name: str, proposer: GuardedProposer) -> None:
+        self.name = name
+        self._proposer = proposer
+
+    async def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        """Asks for all rows at once."""
+        answers = await asyncio.gather(
+            *(self._proposer.propose(row.token_ids, room(row)) for row in rows if room(row) > 0)
+        )
+        found = iter(answers)
+        return [Proposal(tuple(next(found))) if room(row) > 0 else NOTHING for row in rows]
+
+
+class ShadowSource:
+    """The shadow tree: continuations that were drafted for outcomes that did not happen."""
+
+    name = "shadow"
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    async def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        """Reads each row's own tree."""
+        return [Proposal(tuple(self._memory(row.uid, max(0, room(row))))) for row in rows]
+
+
+def room(row: DraftRow) -> int:
+    """Most tokens that a proposal for `row` may have, one being left for the bonus."""
+    return min(row.length, row.max_len - len(row.token_ids) - 1)

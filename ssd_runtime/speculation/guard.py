@@ -1,0 +1,160 @@
+"""Between the engine and a proposer it does not trust: nothing a proposer does harms a request.
+
+A proposer that raises, hangs or answers rubbish loses this proposal, is named in the log, and is
+not asked again after `MAX_FAULTS` faults in a row. Too long an answer is a fault too, not a cut:
+who breaks the contract in one way may break it in others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from reprlib import repr as shortened
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from ssd_runtime.clock import monotonic
+from ssd_runtime.device.lane import Lane
+from ssd_runtime.speculation.draft_lane import MAX_FAULTS, LaneLike
+
+if TYPE_CHECKING:
+    from ssd_runtime.hooks.kinds import Proposer
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What a proposer did wrong: the kind (logged once each) and the particular case."""
+
+    kind: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeCommand:
+    """One question; `run` asks it and checks the answer, on whatever thread it runs."""
+
+    proposer: Proposer
+    token_ids: Sequence[int]
+    k: int
+    vocab_size: int
+    kind: str = "propose"
+    num_rows: int = 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Most tokens that may be proposed."""
+        return self.k
+
+    def run(self) -> tuple[int, ...] | Fault:
+        """The checked answer, or what is wrong with it; raises nothing, whatever the plugin raises."""
+        try:
+            answer = self.proposer.propose(self.token_ids, self.k)
+            return check_answer(answer, self.k, self.vocab_size)
+        except BaseException as error:  # even SystemExit is only this plugin's opinion
+            return Fault("raised", f"{type(error).__name__}: {error}")
+
+
+class GuardedProposer:
+    """A proposer whose answers can be used as they are. Runs on one event loop.
+
+    trusted: built in; called on the loop itself and expected to take microseconds. Others run on a
+    thread of their own, and a call that takes longer than `time_limit` seconds costs its proposal:
+    the proposer is not asked again before that call has returned, and its late answer is dropped.
+    """
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        *,
+        vocab_size: int,
+        time_limit: float,
+        trusted: bool,
+        name: str | None = None,
+        lane: LaneLike | None = None,
+    ) -> None:
+        """`name`: for the log; default: the proposer's own. `lane`: replaces the thread (tests)."""
+        self.name = name or getattr(proposer, "name", type(proposer).__name__)
+        self.time_limit = time_limit
+        self._proposer = proposer
+        self._vocab_size = vocab_size
+        self._owned = None if trusted or lane else Lane(f"proposer-{self.name}", _Worker(), clock=monotonic)
+        self._lane = lane or self._owned
+        self._turn = asyncio.Lock()
+        self._stuck: asyncio.Future[Any] | None = None
+        self._consecutive = 0
+        self._logged: set[str] = set()
+
+    @property
+    def status(self) -> str:
+        """`ok`, `faulty` (its last answer was unusable) or `out of service` (it is not asked again)."""
+        if self._consecutive >= MAX_FAULTS:
+            return "out of service"
+        return "faulty" if self._consecutive else "ok"
+
+    async def propose(self, token_ids: Sequence[int], k: int) -> tuple[int, ...]:
+        """At most `k` valid token ids, perhaps none. Never raises because of the proposer."""
+        async with self._turn:
+            if k <= 0 or not self._may_ask():
+                return ()
+            command = ProposeCommand(self._proposer, tuple(token_ids), k, self._vocab_size)
+            answer = command.run() if self._lane is None else await self._ask(self._lane, command)
+        if isinstance(answer, Fault):
+            self._count(answer)
+            return ()
+        self._consecutive = 0
+        return answer
+
+    def close(self) -> None:
+        """End the thread; one that hangs dies with the process."""
+        if self._owned is not None:
+            self._owned.close()
+
+    def _may_ask(self) -> bool:
+        if self._stuck is not None and self._stuck.done():
+            self._stuck = None
+        return self._stuck is None and self._consecutive < MAX_FAULTS
+
+    async def _ask(self, lane: LaneLike, command: ProposeCommand) -> tuple[int, ...] | Fault:
+        future = lane.submit(command)
+        await asyncio.wait({future}, timeout=self.time_limit)
+        if not future.done():
+            self._stuck = future
+            return Fault("took too long", f"no answer within {self.time_limit:g} s")
+        answer: tuple[int, ...] | Fault = future.result()
+        return answer
+
+    def _count(self, fault: Fault) -> None:
+        self._consecutive += 1
+        if fault.kind not in self._logged:
+            self._logged.add(fault.kind)
+            log.warning(
+                "a proposer broke its contract; this proposal is lost, the text is unaffected",
+                plugin=self.name,
+                fault=fault.kind,
+                detail=fault.detail,
+            )
+        if self._consecutive == MAX_FAULTS:
+            log.warning("a proposer is out of service", plugin=self.name, faults=MAX_FAULTS, last=fault.kind)
+
+
+def check_answer(answer: object, k: int, vocab_size: int) -> tuple[int, ...] | Fault:
+    """A proposer's answer as token ids, or the first thing that is wrong with it."""
+    if not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
+        return Fault("wrong type", f"got {shortened(answer)}, expected a sequence of ints")
+    if len(answer) > k:
+        return Fault("too many tokens", f"got {len(answer)}, expected at most {k}")
+    for token_id in answer:
+        if not isinstance(token_id, int) or isinstance(token_id, bool):
+            return Fault("wrong type", f"got {shortened(token_id)} among the token ids, expected an int")
+        if not 0 <= token_id < vocab_size:
+            return Fault("token id out of range", f"got {token_id}, expected 0 to {vocab_size - 1}")
+    return tuple(answer)
+
+
+class _Worker:
+    def execute(self, command: ProposeCommand) -> tuple[int, ...] | Fault:
+        return command.run()

@@ -1,0 +1,113 @@
+"""A language model as a draft: five verbs over states that fork. Lives on the draft's lane.
+
+prefill(rows)        read tokens, no result
+extend(rows)         read tokens, logits of the last ones
+fork(state, at)      a new state that has read the first `at` tokens of another
+commit(trunk, branch) the branch takes the trunk's place
+drop(state)          give its memory back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from ssd_runtime.memory.blocks import BlockManager
+from ssd_runtime.messages import ForwardRow
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ssd_runtime.memory.kv import PagedKV
+    from ssd_runtime.models.decoder import Decoder
+
+
+@dataclass(slots=True, eq=False)
+class DraftState:
+    """How far a draft has read, and in which blocks its KV lies."""
+
+    length: int = 0
+    table: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Tokens for one state; the last `num_logits` of them want logits."""
+
+    state: DraftState
+    token_ids: Sequence[int]
+    num_logits: int
+
+
+class DraftModel(Protocol):
+    """A draft with states that fork; every method is batched and runs on the draft's lane.
+
+    `OutOfBlocks` from `prefill`, `extend` or `fork` means that memory is short and nothing changed.
+    """
+
+    vocab_size: int
+    max_context: int
+    weight_bytes: int
+
+    def new(self) -> DraftState: ...
+    def prefill(self, feeds: Sequence[Feed]) -> None: ...
+    def extend(self, feeds: Sequence[Feed]) -> Tensor: ...
+    def fork(self, state: DraftState, at: int) -> DraftState: ...
+    def commit(self, trunk: DraftState, branch: DraftState) -> None: ...
+    def drop(self, state: DraftState) -> None: ...
+
+
+class DecoderDraft:
+    """A `Decoder` behind the draft's verbs, with a block manager and KV of its own."""
+
+    def __init__(self, decoder: Decoder, kv: PagedKV, blocks: BlockManager, vocab_size: int) -> None:
+        """vocab_size: the target's; the draft's own padding beyond it is never proposed."""
+        self.vocab_size = min(vocab_size, decoder.config.vocab_size)
+        self.max_context = decoder.config.max_position
+        self.weight_bytes = decoder.weight_bytes
+        self._decoder = decoder
+        self._kv = kv
+        self._blocks = blocks
+
+    def new(self) -> DraftState:
+        """A state that has read nothing."""
+        return DraftState()
+
+    def prefill(self, feeds: Sequence[Feed]) -> None:
+        """Read tokens; `num_logits` is 0 in every feed."""
+        self.extend(feeds)
+
+    def extend(self, feeds: Sequence[Feed]) -> Tensor:
+        """Read the tokens of every feed in one pass; logits `[sum of num_logits, vocab_size]`."""
+        missing = sum(
+            self._blocks.blocks_for(feed.state.length + len(feed.token_ids)) - len(feed.state.table)
+            for feed in feeds
+        )
+        self._blocks.require(missing)
+        for feed in feeds:
+            self._blocks.grow(feed.state.table, feed.state.length + len(feed.token_ids))
+        rows = [
+            ForwardRow(feed.token_ids, feed.state.length, feed.state.table, feed.num_logits) for feed in feeds
+        ]
+        logits = self._decoder.forward(rows, self._kv)
+        for feed in feeds:
+            feed.state.length += len(feed.token_ids)
+        return logits[:, : self.vocab_size]
+
+    def fork(self, state: DraftState, at: int) -> DraftState:
+        """Share the full blocks before `at`, copy the one that holds it."""
+        table, copy = self._blocks.fork(state.table, at)
+        if copy is not None:
+            self._kv.copy([copy])
+        return DraftState(at, table)
+
+    def commit(self, trunk: DraftState, branch: DraftState) -> None:
+        """The trunk takes over the branch's table; nothing is recomputed."""
+        self._blocks.commit(trunk.table, branch.table)
+        trunk.length, branch.length = branch.length, 0
+
+    def drop(self, state: DraftState) -> None:
+        """Give the blocks back."""
+        self._blocks.drop(state.table)
+        state.length = 0

@@ -1,0 +1,257 @@
+"""The loop's side of speculation: hands out proposals, starts builds, files what they prepared.
+
+Every row has a mode of its own (its request's, or the engine's of the moment):
+
+    autoregressive   no proposal
+    speculative      the draft proposes while everybody waits; nothing is looked up
+    ssd              the outcome cache is asked; a miss costs its own row a walk along `fallback`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ssd_runtime.clock import Clock
+from ssd_runtime.messages import StopWord, Verdict
+from ssd_runtime.sequence import Sequence as TokenSequence
+from ssd_runtime.speculation.budget import BudgetChooser
+from ssd_runtime.speculation.cache import Outcome, OutcomeCache
+from ssd_runtime.speculation.commands import Branch, BuildCommand, BuildResult, DraftRow, ForgetCommand
+from ssd_runtime.speculation.draft_lane import DraftLane
+from ssd_runtime.speculation.fallback import Source
+from ssd_runtime.speculation.hybrid import ModeController
+from ssd_runtime.speculation.memory import Memories
+from ssd_runtime.speculation.proposal import NOTHING, Proposal
+from ssd_runtime.stats import CACHE_SOURCE
+from ssd_runtime.types import Mode
+
+
+class Row(Protocol):
+    """One sequence's part in a round; `engine.scheduler.BatchRow`."""
+
+    @property
+    def sequence(self) -> TokenSequence: ...
+    @property
+    def max_drafts(self) -> int: ...
+    @property
+    def num_feed(self) -> int: ...
+    @property
+    def samples(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One row of a build: the sequence, how long it was, and the proposal under verification."""
+
+    sequence: TokenSequence
+    length: int
+    sent: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A round's build in flight: the rows it serves, how long they were, the word that ends it.
+
+    `verified` is every row of the round with its proposal.
+    """
+
+    verified: tuple[tuple[Row, Proposal], ...]
+    started: float
+    served: tuple[Served, ...] = ()
+    command: BuildCommand | None = None
+    future: asyncio.Future[Any] | None = None
+
+    def stop(self) -> None:
+        """End after the draft pass in hand."""
+        if self.command is not None:
+            self.command.stop.set()
+
+
+class Speculator:
+    """One per engine; runs on the engine's loop."""
+
+    def __init__(
+        self,
+        *,
+        draft: DraftLane | None,
+        drafting: Source | None,
+        fallback: Sequence[Source],
+        memories: Memories,
+        controller: ModeController,
+        budget: BudgetChooser,
+        length: int,
+        max_context: int,
+        clock: Clock,
+    ) -> None:
+        """`drafting` serves mode `speculative`. `max_context`: beyond it the draft does not propose."""
+        self._draft = draft
+        self._drafting = drafting
+        self._fallback = tuple(fallback)
+        self._controller = controller
+        self._budget = budget
+        self._length = length
+        self._max_context = max_context
+        self._clock = clock
+        self._outcomes: OutcomeCache[Proposal] = OutcomeCache()
+        self._memories = memories
+        self._round_started = 0.0
+
+    def mode_of(self, sequence: TokenSequence) -> Mode:
+        """The mode of one row in the next round."""
+        wanted = sequence.request.speculation
+        if not wanted.enabled or self._draft is None:
+            return Mode.AUTOREGRESSIVE
+        if wanted.mode is None or wanted.mode is Mode.HYBRID:
+            return self._controller.mode
+        return wanted.mode
+
+    def max_drafts(self, sequence: TokenSequence) -> int:
+        """Most tokens that a proposal for this row may have now."""
+        if self.mode_of(sequence) is Mode.AUTOREGRESSIVE:
+            return 0
+        limit = min(sequence.num_left, self._max_context - len(sequence.token_ids)) - 1
+        return max(0, min(self._length_of(sequence), limit))
+
+    async def take(self, rows: Sequence[Row]) -> list[Proposal]:
+        """A proposal for each row: from the outcome cache, else from the row's sources in order."""
+        self._round_started = self._clock()
+        proposals = [self._look_up(row) for row in rows]
+        speculative = [i for i, row in enumerate(rows) if self._wants(row, Mode.SPECULATIVE)]
+        if self._drafting is not None:
+            await self._fill(rows, proposals, speculative, (self._drafting,))
+        missed = [
+            i for i, row in enumerate(rows) if self._wants(row, Mode.SSD) and not proposals[i].token_ids
+        ]
+        await self._fill(rows, proposals, missed, self._fallback)
+        return proposals
+
+    def branch(self, rows: Sequence[Row], proposals: Sequence[Proposal]) -> Build:
+        """Start preparing the outcomes of this round; empty when the draft has nothing to do."""
+        verified = tuple(zip(rows, proposals, strict=True))
+        served = [pair for pair in verified if self._may_branch(pair[0].sequence)]
+        if not served or self._draft is None:
+            return Build(verified, self._clock())
+        budget = self._budget.choose(len(served))
+        draft_rows = tuple(
+            self._draft_row(row.sequence, proposal, budget if row.samples else 0) for row, proposal in served
+        )
+        command = BuildCommand(draft_rows, StopWord())
+        return Build(
+            verified,
+            self._clock(),
+            tuple(Served(row.sequence, len(row.sequence.token_ids), sent) for row, sent in served),
+            command,
+            self._draft.submit(command),
+        )
+
+    async def stage(self, build: Build, results: Sequence[Any]) -> None:
+        """Learn from the verdicts, and file what the build prepared.
+
+        The wait is for the draft pass in hand, no longer.
+        """
+        self._learn(build, results)
+        await self._collect(build)
+        if all(row.samples and row.num_feed == 1 for row, _ in build.verified):
+            tokens = sum(result.accepted + 1 for result in results if isinstance(result, Verdict))
+            self._controller.note_round(tokens, self._clock() - self._round_started)
+
+    async def _collect(self, build: Build) -> None:
+        if build.future is None or build.command is None or self._draft is None:
+            return
+        result = await self._draft.result(build.future, build.command)
+        if isinstance(result, BuildResult):
+            self._budget.note_steps(result.steps)
+            for row, branches in zip(build.served, result.rows, strict=True):
+                if self._memories.get(row.sequence.uid) is not None:
+                    self._file(row, branches)
+
+    def forget(self, sequence: TokenSequence) -> None:
+        """The sequence ended or lost its KV: nothing that is kept of it may serve again."""
+        self._outcomes.forget(sequence.uid)
+        if self._memories.forget(sequence.uid) and self._draft is not None:
+            self._draft.tell(ForgetCommand((sequence.uid,)))
+
+    def _length_of(self, sequence: TokenSequence) -> int:
+        wanted = sequence.request.speculation.length
+        return self._length if wanted is None else min(wanted, self._length)
+
+    def _wants(self, row: Row, mode: Mode) -> bool:
+        return row.max_drafts > 0 and self.mode_of(row.sequence) is mode
+
+    def _learn(self, build: Build, results: Sequence[Any]) -> None:
+        self._budget.note_verification(self._clock() - build.started)
+        for (_, proposal), verdict in zip(build.verified, results, strict=True):
+            if isinstance(verdict, Verdict):
+                rank = proposal.bonus_rank(verdict.accepted, verdict.bonus)
+                self._budget.note_outcome(len(proposal.token_ids), verdict.accepted, rank)
+
+    def _may_branch(self, sequence: TokenSequence) -> bool:
+        if self.mode_of(sequence) is not Mode.SSD:
+            return False
+        return len(sequence.token_ids) + 2 <= min(sequence.max_len, self._max_context)
+
+    def _look_up(self, row: Row) -> Proposal:
+        sequence = row.sequence
+        memory = self._memories.get(sequence.uid)
+        if memory is None or not memory.ready or not self._wants(row, Mode.SSD):
+            return NOTHING
+        accepted = len(sequence.token_ids) - memory.length - 1
+        outcome = Outcome(sequence.uid, sequence.epoch, memory.length, accepted, sequence.token_ids[-1])
+        found = self._outcomes.take(outcome) or NOTHING
+        memory.ready = False
+        return found.served(CACHE_SOURCE, row.max_drafts, looked_up=True)
+
+    async def _fill(
+        self, rows: Sequence[Row], proposals: list[Proposal], missing: list[int], sources: Sequence[Source]
+    ) -> None:
+        """Ask the sources in order for the rows `missing`; each row stops at its first answer."""
+        for source in sources:
+            if not missing:
+                return
+            asked = [self._draft_row(rows[i].sequence, NOTHING, 0, rows[i].max_drafts) for i in missing]
+            for i, answer in zip(missing, await source.propose(asked), strict=True):
+                proposals[i] = answer.served(
+                    source.name, rows[i].max_drafts, looked_up=proposals[i].looked_up
+                )
+            missing = [i for i in missing if not proposals[i].token_ids]
+
+    def _draft_row(
+        self, sequence: TokenSequence, proposal: Proposal, budget: int, length: int | None = None
+    ) -> DraftRow:
+        memory = self._memories.of(sequence.uid)
+        memory.settle(sequence.token_ids)
+        return DraftRow(
+            uid=sequence.uid,
+            token_ids=tuple(sequence.token_ids),
+            draw=sequence.draw,
+            length=self._length_of(sequence) if length is None else length,
+            max_len=min(sequence.max_len, self._max_context),
+            end_ids=sequence.end_ids,
+            proposal=proposal,
+            budget=budget,
+        )
+
+    def _file(self, row: Served, branches: Sequence[Branch] | None) -> None:
+        sequence, memory = row.sequence, self._memories.of(row.sequence.uid)
+        memory.ready, memory.length = branches is not None, row.length
+        entries = {
+            Outcome(sequence.uid, sequence.epoch, row.length, branch.accepted, branch.bonus): branch.proposal
+            for branch in branches or ()
+        }
+        self._outcomes.stage(sequence.uid, entries)
+        for branch in branches or ():
+            after = row.sent.token_ids[: branch.accepted]
+            memory.cache.draft((branch.bonus, *branch.proposal.token_ids), likelihoods(branch), after)
+        memory.cache.prune()
+
+
+def likelihoods(branch: Branch) -> list[float]:
+    """Rough probabilities of a branch's bonus and tokens, for ranking branches in the shadow tree.
+
+    A token that leads by the margin m over the next has about 1 / (1 + e^-m) of the two.
+    """
+    return [0.5, *(1 / (1 + math.exp(-min(guess.margin, 30.0))) for guess in branch.proposal.guesses)]
