@@ -14,6 +14,7 @@ from ssd_runtime.hooks.kinds import CachePolicy, Observer, Order, Proposer, Samp
 from ssd_runtime.hooks.registry import Registry
 from ssd_runtime.hooks.specs import hookimpl
 from ssd_runtime.messages import Draw
+from ssd_runtime.sampling import fanout
 from ssd_runtime.stats import RoundRecord
 from ssd_runtime.types import Request, SamplingParams
 
@@ -57,6 +58,7 @@ __all__ = [
     "WeightMatrix",
     "draft_steps",
     "draw_tokens",
+    "fanout",
     "hookimpl",
 ]
 

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 from ssd_runtime.api import hookimpl
 
 if TYPE_CHECKING:
-    from ssd_runtime.api import CachePolicy, Order, Quantizer, Registry, Sampler
+    from ssd_runtime.api import CachePolicy, Order, Proposer, Quantizer, Registry, Sampler
+
+
+@hookimpl
+def ssd_register_proposers(registry: Registry[Proposer]) -> None:
+    """Drafts without a model."""
+    registry.register("ngram", _late("ssd_plugins.ngram", "NgramProposer"))
 
 
 @hookimpl

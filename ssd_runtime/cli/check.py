@@ -91,9 +91,7 @@ def _context(settings: Settings, shape: DecoderConfig | None) -> str:
     wanted = settings.scheduler.max_tokens
     if shape is None or shape.max_position >= wanted:
         return f"{wanted} tokens a request"
-    return (
-        f"{shape.max_position} tokens a request: the model's own limit, below scheduler.max_tokens {wanted}"
-    )
+    return f"{shape.max_position} tokens a request, the model's own limit (scheduler.max_tokens: {wanted})"
 
 
 def _kv_cache(settings: Settings, shape: DecoderConfig | None) -> str:

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 import typer
 
 from ssd_runtime.cli import check, inspect
+from ssd_runtime.cli.chat import chat
 from ssd_runtime.cli.options import ConfigOption, ModeOption, SetOption, TraceOption, load
+from ssd_runtime.cli.pipe import pipe
 from ssd_runtime.errors import ConfigError, ModelError, NotAvailableError, PluginError, SSDError
 
 BAD_START = (ConfigError, ModelError, PluginError)
@@ -26,6 +28,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command()(pipe)
+app.command()(chat)
 check.register(app)
 inspect.register(app)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ssd_runtime.errors import NotAvailableError, PluginError
+from ssd_runtime.errors import ConfigError, NotAvailableError, PluginError
 from ssd_runtime.hooks.kinds import CachePolicy, Observer, Order, Proposer, Sampler
 
 if TYPE_CHECKING:
@@ -29,11 +30,20 @@ class Registry(Generic[T]):
         self._factories[name] = factory
 
     def get(self, name: str) -> Callable[..., T]:
-        """The factory called `name`; raises NotAvailableError, which lists what there is."""
+        """The factory called `name`; raises NotAvailableError, which lists what there is.
+
+        A factory that does not take its options (TypeError, ValueError) raises ConfigError.
+        """
         if name not in self._factories:
             available = ", ".join(self.names()) or "none"
             raise NotAvailableError(f"{self.kind} {name!r} is not available; available: {available}")
-        return self._factories[name]
+        return partial(self._make, name)
+
+    def _make(self, name: str, **options: Any) -> T:
+        try:
+            return self._factories[name](**options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self.kind} {name!r} cannot be made: {error}") from error
 
     def names(self) -> tuple[str, ...]:
         """Every registered name, sorted."""

@@ -56,7 +56,7 @@ def ssd_register_cache_policies(registry: Registry[CachePolicy]) -> None:
     """Register cache policies, for `engine.cache_policy`.
 
     The factory is called once per engine with the options of the YAML mapping as keyword arguments.
-    What it raises (ValueError, TypeError) is reported with the file and line of the options.
+    For options that it does not take it raises TypeError or ValueError, which stops the start.
     """
 
 

@@ -76,6 +76,34 @@ class TestLooking:
         assert re.search(r"^samplers: .*coupled", out, re.MULTILINE)
 
 
+def test_a_dash_means_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    """`ssd-run --config FILE -` reads prompts from stdin."""
+    assert run("--mode", "ssd", "-", "--help") == 0
+    assert "Answer the prompts on stdin" in capsys.readouterr().out
+
+
+class TestCheck:
+    def test_a_model_on_the_hub_is_not_fetched(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """`check` says what would happen, and does none of it."""
+        assert run("check", "--set", "engine.model=owner/name", "--mode", "autoregressive") == 0
+        lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        assert lines["target"] == "owner/name: from the hub, or its cache on this machine"
+        assert lines["mode"] == "autoregressive"
+        assert lines["plugins"].startswith("builtin")
+
+    @pytest.mark.model
+    def test_the_embedded_model_is_described_from_its_header(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """File, size, shape, the context that is left, and the memory of the KV cache."""
+        assert run("check", "--set", "engine.max_batch_size=1", "--set", "scheduler.max_tokens=10000") == 0
+        out = capsys.readouterr().out
+        assert re.search(r"^target +smollm2-135m: .*\.gguf \(gguf, \d+ MB\)$", out, re.MULTILINE)
+        assert "30 layers, width 576, vocabulary 49152" in out
+        assert "8192 tokens a request, the model's own limit (scheduler.max_tokens: 10000)" in out
+        assert "10000 tokens, float32, 461 MB" in out
+
+
 class TestMistakes:
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -85,6 +113,11 @@ class TestMistakes:
             (("plugins", "--set", "plugins=[no_such_module]"), "ssd-run: plugin 'no_such_module'"),
             (("--set", "log.level=info"), "ssd-run: the daemon is not available; available: "),
             (("config", "show", "--mode", "fast"), "fast"),
+            (("check", "--set", "engine.model=no.gguf"), "ssd-run: model 'no.gguf' not found"),
+            (
+                ("check", "--set", "engine.sampler=magic"),
+                "ssd-run: --set engine.sampler: 'magic' is not available; available: coupled",
+            ),
             (("swim",), "swim"),
             (("config", "show", "--no-such-option"), "--no-such-option"),
         ],

@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd_plugins.cache_policies import Geometric, Uniform
+from ssd_runtime.errors import ConfigError
+from ssd_runtime.hooks.manager import PluginManager
 
 
 @given(k=st.integers(0, 64), budget=st.integers(0, 256), acceptance=st.floats(0.01, 0.99))
-def test_the_budget_is_spent_exactly(k: int, budget: int, acceptance: float) -> None:
+def test_every_policy_spends_the_whole_budget(k: int, budget: int, acceptance: float) -> None:
     """K + 1 counts, none negative, whose sum is the budget."""
-    for policy in (Uniform(), Geometric(acceptance=acceptance)):
+    for policy in (
+        Uniform(),
+        Geometric(acceptance=acceptance),
+        Geometric(acceptance=acceptance, **{"lambda": 0.5}),
+    ):
         counts = policy.allot([0.0] * k, budget)
         assert len(counts) == k + 1
         assert min(counts) >= 0
         assert sum(counts) == budget
 
 
-def test_uniform_gives_the_rest_to_the_longest() -> None:
-    """8 outcomes over 3 lengths."""
-    assert Uniform().allot([0.0, 0.0], 8) == [2, 3, 3]
+def test_geometric_follows_theorem_12() -> None:
+    """a = 1/4 and r = 1: F_k ∝ √w_k with w = (3/4, 3/16, 3/64, 1/64), so 4 : 2 : 1 : 1/√3 of 1000."""
+    parts = [4.0, 2.0, 1.0, 3**-0.5]
+    counts = Geometric(acceptance=0.25, exponent=1.0).allot([0.0] * 3, 1000)
+    assert counts == pytest.approx([1000 * part / sum(parts) for part in parts], abs=1)
 
 
-def test_geometric_follows_the_theorem() -> None:
-    """a = 1/4 and r = 1 give √w = (√.75, √.75/2, √.75/4, 1/8): of 100, 47, 24, 12 … in proportion."""
-    weights = [0.75**0.5, 0.75**0.5 / 2, 0.75**0.5 / 4, 1 / 8]
-    counts = Geometric(acceptance=0.25, r=1.0).allot([0.0] * 3, 1000)
-    expected = [1000 * weight / sum(weights) for weight in weights]
-    assert all(abs(count - share) <= 1 for count, share in zip(counts, expected, strict=True))
+def test_lambda_takes_the_likeliest_outcomes() -> None:
+    """a = 1/2, λ = 1/4: outcome (j, i) has w_j·(1/4)^(i-1), w = (1/2, 1/4, 1/4): 3 go one to each."""
+    assert Geometric(acceptance=0.5, **{"lambda": 0.25}).allot([0.0] * 2, 3) == [1, 1, 1]
 
 
-def test_lambda_is_the_factor_between_lengths() -> None:
-    """lambda = 0.5 halves the count with every accepted token but the last."""
-    counts = Geometric(**{"lambda": 0.5}).allot([0.0] * 3, 10_000)
-    assert counts[0] == pytest.approx(2 * counts[1], abs=2)
-    assert counts[1] == pytest.approx(2 * counts[2], abs=2)
-
-
-@pytest.mark.parametrize("options", [{"lambda": 1.5}, {"acceptance": 0.0}, {"r": -1.0}, {"lamda": 0.5}])
-def test_impossible_options_are_refused(options: dict[str, float]) -> None:
-    """A wrong or misspelt option is never ignored."""
-    with pytest.raises(ValueError, match=r"expected|unknown option"):
-        Geometric(**options)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("geometric", {"lambda": 1.5}),
+        ("geometric", {"lambda": "wide"}),
+        ("geometric", {"acceptance": 0}),
+        ("geometric", {"exponent": True}),
+        ("geometric", {"lamda": 0.5}),
+        ("uniform", {"lambda": 0.5}),
+    ],
+)
+def test_impossible_options_are_refused(name: str, options: dict[str, Any]) -> None:
+    """A wrong or misspelt option is a ConfigError that names the policy, never ignored."""
+    manager = PluginManager()
+    manager.load()
+    with pytest.raises(ConfigError, match=f"cache policy '{name}' cannot be made: "):
+        manager.registries.cache_policies.get(name)(**options)
