@@ -173,6 +173,17 @@ def parse_request(
     )
 
 
+def readable_id(data: Mapping[str, Any], index: int) -> str | int | None:
+    """The id as `data` gives it, `str(index)` where it gives none, None where it is not usable."""
+    value = data.get("id")
+    if value is None:
+        return str(index)
+    try:
+        return _validated(_Body, {"id": value}).id
+    except RequestError:
+        return None
+
+
 def derive_seed(seed: int, index: int) -> int:
     """The seed (64 bits) of input `index`, from 0: output `index` of SplitMix64 started at `seed`.
 

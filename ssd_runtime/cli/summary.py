@@ -1,0 +1,66 @@
+"""The line at the end of `ssd-run pipe`: what was answered, how fast, and what speculation gave."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from ssd_runtime.clock import Clock
+from ssd_runtime.stats import RoundTotals
+from ssd_runtime.types import Answer, SpeculationStats
+
+
+class Summary:
+    """Counts answers; reading it gives the line."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.answered = 0
+        self.failed = 0
+        self._clock = clock
+        self._start = clock()
+        self._tokens = 0
+        self._first_token_seconds: list[float] = []
+        self._totals = RoundTotals()
+
+    def add(self, answer: Answer) -> None:
+        """Count one answer."""
+        self.answered += 1
+        self._tokens += len(answer.token_ids)
+        self._first_token_seconds.append(answer.timing.first_token_seconds)
+        _add(self._totals, answer.speculation)
+
+    def add_failure(self) -> None:
+        """Count one request that got no answer."""
+        self.failed += 1
+
+    def start(self) -> None:
+        """Begin to count time: the engine is ready."""
+        self._start = self._clock()
+
+    def __str__(self) -> str:
+        seconds = self._clock() - self._start
+        rate = f": {self._tokens / seconds:.1f} tokens/s" if seconds > 0 else ""
+        parts = [
+            f"{self.answered + self.failed} requests, {self.failed} failed",
+            f"{self._tokens} tokens in {seconds:.1f} s{rate}",
+        ]
+        if self._first_token_seconds:
+            parts.append(f"first token P50 {median(self._first_token_seconds):.3f} s")
+        return "; ".join([*parts, *_speculation(self._totals)])
+
+
+def _add(totals: RoundTotals, stats: SpeculationStats) -> None:
+    totals.rounds += stats.rounds
+    totals.hits += stats.hits
+    totals.misses += stats.misses
+    totals.draft_tokens += stats.draft_tokens
+    totals.accepted_tokens += stats.accepted_tokens
+
+
+def _speculation(totals: RoundTotals) -> list[str]:
+    """The figures that are defined."""
+    figures = {
+        "acceptance rate": totals.acceptance_rate,
+        "mean acceptance length": totals.mean_acceptance_length,
+        "hit rate": totals.hit_rate,
+    }
+    return [f"{name} {value:.2f}" for name, value in figures.items() if value is not None]
