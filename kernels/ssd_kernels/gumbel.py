@@ -22,8 +22,8 @@ WORDS_PER_CALL = 4
 SMALL_V_LIMIT = 1257966796
 """floor((1 - √½)·2^32): below it log(1 - v) needs no reduction, and v keeps its small-value precision."""
 
-GUMBEL_MIN = -3.1300089
-GUMBEL_MAX = 22.873857
+GUMBEL_MIN = -3.1299947
+GUMBEL_MAX = 22.873858
 """The noise of words 2^32 - 1 and 0, rounded outwards: -log(33 ln 2) and 33 ln 2."""
 
 
@@ -52,10 +52,11 @@ def vocabulary_words(seed: int, position: int, vocab_size: int, device: torch.de
 
 def noise_of_words(words: Tensor) -> Tensor:
     """-log(-log(1 - v)) with v = (word + ½)/2^32, for int64 words in [0, 2^32) of any shape: float32."""
-    return as_tensor(_noise(native(words)))
+    return as_tensor(array_noise(native(words)))
 
 
-def _noise(words: Array) -> Array:
+def array_noise(words: Array) -> Array:
+    """The formula of `noise_of_words`, on the device and in the library of `words`."""
     small = words < SMALL_V_LIMIT
     # 1 - v from the complement of the word: subtracting from 1 would lose the digits of v near 1
     fraction, exponent = split(_unit(MASK32 - words))
