@@ -39,25 +39,16 @@ class NgramProposer:
     def _distance(self, backwards: tuple[int, ...]) -> int:
         """How far before the text's last token the best match ends; 0 without one."""
         best, longest = 0, self._min_match - 1
-        for distance in islice(_places(backwards), self._max_candidates):
-            length = self._match(backwards, distance)
+        for distance in islice(places(backwards), self._max_candidates):
+            length = match_length(backwards, distance, self._max_match)
             if length > longest:
                 best, longest = distance, length
                 if length == self._max_match:
                     break
         return best
 
-    def _match(self, backwards: tuple[int, ...], distance: int) -> int:
-        """How many last tokens also stand `distance` before the end, up to `max_match`."""
-        length = 1
-        for earlier in backwards[distance + 1 : distance + self._max_match]:
-            if earlier != backwards[length]:
-                break
-            length += 1
-        return length
 
-
-def _places(backwards: tuple[int, ...]) -> Iterator[int]:
+def places(backwards: tuple[int, ...]) -> Iterator[int]:
     """Where the first token of `backwards` stands again, nearest first."""
     place = 0
     while True:
@@ -66,3 +57,13 @@ def _places(backwards: tuple[int, ...]) -> Iterator[int]:
         except (IndexError, ValueError):
             return
         yield place
+
+
+def match_length(backwards: tuple[int, ...], distance: int, most: int) -> int:
+    """How many first tokens of `backwards` stand again `distance` later, the first being known to."""
+    length = 1
+    for earlier in backwards[distance + 1 : distance + most]:
+        if earlier != backwards[length]:
+            break
+        length += 1
+    return length
