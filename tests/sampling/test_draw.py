@@ -56,7 +56,7 @@ def by_definition(logits: Tensor, draw: Draw, position: int) -> int:
     return next(int(i) for i in full_ranking(logits, draw, position) if i in kept)
 
 
-@settings(max_examples=100)
+@settings(max_examples=80)
 @given(rows, draws, st.integers(0, 2**40), st.integers(1, 5))
 def test_leaving_noise_out_changes_nothing(logits: Tensor, draw: Draw, position: int, count: int) -> None:
     """Draw, candidates and the step that combines them equal the full computation."""
@@ -93,9 +93,9 @@ def test_banned_tokens_are_never_drawn_and_come_last(size: int) -> None:
     ],
 )
 def test_draws_follow_the_warped_softmax(axis: str, draw: Draw) -> None:
-    """χ² over 2000 draws from eight tokens, with an error rate of 1e-6 at these fixed seeds."""
+    """χ² over 1200 draws from eight tokens, with an error rate of 1e-6 at these fixed seeds."""
     logits = random_logits(5, 8, 1.0)
-    n = 2000
+    n = 1200
     keys = [(i, 0) if axis == "seed" else (0, i) for i in range(n)]
     drawn = [draw_token(logits, replace(draw, seed=seed), position) for seed, position in keys]
     kept = support(scaled(logits, draw.temperature), draw)
@@ -111,12 +111,12 @@ def test_draws_from_a_large_vocabulary_follow_the_softmax() -> None:
     """χ² where most noise is never worked out: forty likely tokens, and four thousand unlikely as one."""
     logits = torch.full((4096,), -6.0)
     logits[::100] = random_logits(9, 41, 1.0)
-    drawn = [draw_token(logits, Draw(3, 1.0), position) for position in range(1500)]
+    drawn = [draw_token(logits, Draw(3, 1.0), position) for position in range(1000)]
     likely = [*range(0, 4096, 100)]
     p = logits.double().softmax(0).numpy()[likely]
     counts = np.bincount(drawn, minlength=4096)[likely]
-    observed = [*counts, 1500 - counts.sum()]
-    assert stats.chisquare(observed, 1500 * np.append(p, 1 - p.sum())).pvalue > 1e-6
+    observed = [*counts, 1000 - counts.sum()]
+    assert stats.chisquare(observed, 1000 * np.append(p, 1 - p.sum())).pvalue > 1e-6
 
 
 def test_greedy_is_the_argmax_with_the_lower_id_and_ignores_truncation() -> None:
