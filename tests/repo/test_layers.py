@@ -19,8 +19,8 @@ LAYERS = [
     {"speculation"},
     {"engine"},
     {"api", "faces", "server", "telemetry"},
-    {"app", "testing"},
-    {"cli"},
+    {"app"},
+    {"cli", "testing"},
 ]
 COMPOSITION_ROOT = {"app", "build", "drafts", "llm"}
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
