@@ -40,12 +40,17 @@ class Engine:
         progress: Progress = no_progress,
         trace: Path | None = None,
         load_model: LoadModel = load_configured_model,
+        plugins: Sequence[object] = (),
     ) -> None:
-        """`trace`: a file for Chrome trace events. `load_model`: where models come from (tests)."""
+        """`trace`: a file for Chrome trace events. `load_model`: where models come from (tests).
+
+        plugins: objects with hooks, registered after those that are installed or configured.
+        """
         self._loaded = loaded
         self._progress = progress
         self._trace = trace
         self._load_model = load_model
+        self._plugins = tuple(plugins)
         self._parts: Parts | None = None
         self._thread = LoopThread("ssd-engine")
         self._numbers = itertools.count()
@@ -88,7 +93,7 @@ class Engine:
 
     async def __aenter__(self) -> Self:
         self._parts = await asyncio.to_thread(
-            build, self._loaded, self._load_model, self._progress, self._trace
+            build, self._loaded, self._load_model, self._progress, self._trace, self._plugins
         )
         self._thread.start(self._parts.run())
         return self

@@ -97,13 +97,22 @@ class Parts:
             self.trace.close()
 
 
-def build(loaded: Loaded, load_model: LoadModel, progress: Progress, trace: Path | None) -> Parts:
+def build(
+    loaded: Loaded,
+    load_model: LoadModel,
+    progress: Progress,
+    trace: Path | None,
+    plugins: Sequence[object] = (),
+) -> Parts:
     """Load everything that `loaded` names and put it together. Blocks; run it on a worker thread.
 
+    plugins: objects with hooks, registered after those that are installed or configured.
     Raises `ConfigError` for settings that cannot be met here, `ModelError` for models, `PluginError`.
     """
     manager = PluginManager()
     manager.load(loaded.settings.plugins)
+    for plugin in plugins:
+        manager.register(plugin, getattr(plugin, "__name__", type(plugin).__name__))
     check_parts(loaded, manager.registries)
     return _Builder(loaded.settings, manager.registries, load_model, progress, trace).parts()
 
