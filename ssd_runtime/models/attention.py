@@ -68,11 +68,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One forward pass laid out once, the same for all layers.
+    """One forward pass of N tokens laid out once, the same for all layers.
 
-    token_ids, positions: `[N']`, N' a multiple of the row tile; slots `[N]`: where each token's KV
-    goes; outputs `[N' · heads]`: each token's place in the groups' concatenated results;
-    logits: rows of the flat batch that need logits.
+    token_ids, positions, slots (where each token's KV goes): `[N]`; outputs `[N · heads]`: each
+    token's place in the groups' concatenated results; logits: tokens that need logits.
     """
 
     token_ids: Tensor
@@ -89,14 +88,13 @@ def make_plan(rows: Sequence[ForwardRow], kv: PagedKV, config: DecoderConfig, ti
     groups = _group(_segments(rows, tile))
     token_ids = np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows])
     positions = np.concatenate([np.arange(row.start, row.start + len(row.token_ids)) for row in rows])
-    padding = (0, -len(token_ids) % QUERY_TILE)
     ends = np.cumsum([len(row.token_ids) for row in rows])
     return Plan(
-        token_ids=torch.from_numpy(np.pad(token_ids, padding)),
-        positions=torch.from_numpy(np.pad(positions, padding)),
+        token_ids=torch.from_numpy(token_ids),
+        positions=torch.from_numpy(positions),
         slots=torch.from_numpy(_concatenate(t[row.start :] for row, t in zip(rows, tables, strict=True))),
         groups=[_layout(group, tables, kv, config) for group in groups],
-        outputs=torch.from_numpy(_outputs(groups, len(token_ids) + padding[1], config)),
+        outputs=torch.from_numpy(_outputs(groups, len(token_ids), config)),
         logits=torch.from_numpy(
             _concatenate(
                 np.arange(end - row.num_logits, end) for row, end in zip(rows, ends.tolist(), strict=True)
@@ -106,9 +104,9 @@ def make_plan(rows: Sequence[ForwardRow], kv: PagedKV, config: DecoderConfig, ti
 
 
 def attend(queries: Tensor, layer: int, plan: Plan, kv: PagedKV, window: int | None) -> Tensor:
-    """Attention of `queries` `[N' · heads, D]`, scaled already, over one layer of `kv`.
+    """Attention of `queries` `[N · heads, D]`, scaled already, over one layer of `kv`.
 
-    Returns `[N' · heads, D]`.
+    Returns `[N · heads, D]`.
     """
     results = [_attend_group(queries, kv, layer, group, window) for group in plan.groups]
     joined = results[0] if len(results) == 1 else torch.cat(results)

@@ -15,8 +15,10 @@ from ssd_runtime.memory.kv import PagedKV
 from ssd_runtime.messages import ForwardRow, StopWord
 from ssd_runtime.models.attention import QUERY_TILE, Plan, attend, make_plan
 from ssd_runtime.models.config import DecoderConfig
-from ssd_runtime.models.linear import Quantizer, TiledMatrix, WeightMatrix, pad_rows
+from ssd_runtime.models.linear import Quantizer, TiledMatrix, WeightMatrix
 from ssd_runtime.models.rope import rope_frequencies
+
+_EMBEDDING = "model.embed_tokens.weight"
 
 
 class Interrupted(Exception):
@@ -51,10 +53,10 @@ class Decoder:
     def __init__(self, config: DecoderConfig, weights: Mapping[str, Tensor], quantizer: Quantizer) -> None:
         self.config = config
         loader = _Loader(config, weights, quantizer)
-        self._embedding = loader.pack(["model.embed_tokens.weight"], config.vocab_size, config.hidden)
-        self._head = self._embedding
-        if not config.tie_embeddings:
-            self._head = loader.pack(["lm_head.weight"], config.vocab_size, config.hidden)
+        head = _EMBEDDING if config.tie_embeddings else "lm_head.weight"
+        # stays in the file that it is mapped from: a pass touches a few rows of it
+        self._embedding = loader.take([_EMBEDDING], config.vocab_size, config.hidden)
+        self._head = loader.pack([head], config.vocab_size, config.hidden)
         self._norm = loader.vector(["model.norm.weight"], config.hidden)
         self._layers = [loader.layer(index) for index in range(config.layers)]
         self._frequencies, factor = rope_frequencies(config)
@@ -64,20 +66,14 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weight matrices as allocated; a tied head counts once."""
-        matrices = {id(matrix): matrix for matrix in self.matrices()}
-        return sum(matrix.nbytes for matrix in matrices.values())
-
-    def matrices(self) -> list[WeightMatrix]:
-        """Every weight matrix, the embedding first."""
+        """Bytes of all weight matrices that a pass reads whole, as allocated."""
         inner = [m for layer in self._layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        return [self._embedding, self._head, *inner]
+        return sum(matrix.nbytes for matrix in (self._head, *inner))
 
     def use_tiles(self) -> None:
         """From now on make every product over `QUERY_TILE` tokens: slower, for unruly libraries."""
         self._tile = QUERY_TILE
-        self._embedding = TiledMatrix(self._embedding)
-        self._head = self._embedding if self.config.tie_embeddings else TiledMatrix(self._head)
+        self._head = TiledMatrix(self._head)
         for layer in self._layers:
             layer.qkv, layer.output = TiledMatrix(layer.qkv), TiledMatrix(layer.output)
             layer.gate_up, layer.down = TiledMatrix(layer.gate_up), TiledMatrix(layer.down)
@@ -102,7 +98,7 @@ class Decoder:
         polled between layers; when it is set, raises Interrupted.
         """
         plan = make_plan(rows, kv, self.config, self._tile)
-        x = self._embedding.rows(plan.token_ids)
+        x = self._embedding.index_select(0, plan.token_ids).float()
         cos, sin = self._rotation(plan.positions)
         for index, layer in enumerate(self._layers):
             if stop is not None and stop.is_set():
@@ -114,8 +110,7 @@ class Decoder:
     def _logits(self, x: Tensor, wanted: Tensor) -> Tensor:
         if not len(wanted):
             return x.new_empty(0, self.config.vocab_size)
-        chosen = pad_rows(x.index_select(0, wanted))
-        return self._head(self._normed(chosen, self._norm))[: len(wanted)]
+        return self._head(self._normed(x.index_select(0, wanted), self._norm))
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, (x.shape[-1],), weight, self.config.rms_eps)
@@ -136,7 +131,7 @@ class Decoder:
         if layer.qk_norm is not None:
             qk = functional.rms_norm(qk, (config.head_dim,), None, config.rms_eps) * layer.qk_norm
         qk = _rotate(qk, *rotation)
-        entries = torch.cat(_contained(qk[:, heads:], value), -1)[: len(plan.slots)]
+        entries = torch.cat(_contained(qk[:, heads:], value), -1)
         kv.write(index, plan.slots, entries.view(len(entries), -1))
         queries = qk[:, :heads].reshape(-1, config.head_dim)
         mixed = attend(queries, index, plan, kv, layer.window)
@@ -187,7 +182,7 @@ class _Loader:
             raise ModelError(
                 f"the model's weights lack {missing[0]!r}; the files do not fit its configuration"
             )
-        parts = [self.weights[name].float() for name in names]
+        parts = [self.weights[name] for name in names]
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
         if joined.shape != shape:
             raise ModelError(f"weight {', '.join(names)}: got shape {tuple(joined.shape)}, expected {shape}")
@@ -195,11 +190,11 @@ class _Loader:
 
     def pack(self, names: Sequence[str], out: int, inputs: int) -> WeightMatrix:
         """A quantized matrix `[out, inputs]`."""
-        return self.quantizer.pack(self.take(names, out, inputs))
+        return self.quantizer.pack(self.take(names, out, inputs).float())
 
     def vector(self, names: Sequence[str], size: int) -> Tensor:
         """A vector in memory of its own: small, and the file need not stay open for it."""
-        return self.take(names, size).clone()
+        return self.take(names, size).to(torch.float32, copy=True)
 
     def bias(self, wanted: bool, names: Sequence[str], size: int) -> Tensor | None:
         """A bias, where the configuration has one."""

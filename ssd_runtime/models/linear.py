@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 ROW_TILE = 8
-"""Products are made over a multiple of this many rows; see `pad_rows`."""
+"""Plain products are made over a multiple of this many rows; see `pad_rows`."""
 
 
 class WeightMatrix(Protocol):
@@ -23,10 +23,6 @@ class WeightMatrix(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` `[N, in]` float32 → `[N, out]` float32."""
-        ...
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """The rows `ids` `[N]` of the weight, float32 `[N, in]` (an embedding look-up)."""
         ...
 
 
@@ -50,20 +46,35 @@ def pad_rows(x: Tensor) -> Tensor:
     return functional.pad(x, (0, 0, 0, missing)) if missing else x
 
 
-class Float32Matrix:
-    """A float32 weight as it is."""
+class PlainMatrix:
+    """A float32 weight as it is, for PyTorch builds without oneDNN."""
 
     def __init__(self, weight: Tensor) -> None:
-        self.weight = weight
+        self.weight = weight.clone()
         self.nbytes = weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `WeightMatrix`."""
         return functional.linear(pad_rows(x), self.weight)[: len(x)]
 
-    def rows(self, ids: Tensor) -> Tensor:
+
+class PackedMatrix:
+    """A float32 weight in oneDNN's blocked layout.
+
+    Faster than `PlainMatrix` (2.5 times for one row of SmolLM2). Only a single row takes a path of
+    its own, with another order of summation for long rows, so it is given a companion.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        # the second argument is the number of rows that the layout is chosen for
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROW_TILE)
+        self.nbytes = weight.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
         """See `WeightMatrix`."""
-        return self.weight.index_select(0, ids)
+        several = x if len(x) > 1 else x.expand(2, -1).contiguous()
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(several, self._packed, None, "none", [], "")
+        return product[: len(x)]
 
 
 class Float32Quantizer:
@@ -71,9 +82,13 @@ class Float32Quantizer:
 
     name = "none"
 
-    def pack(self, weight: Tensor) -> Float32Matrix:
-        """Keep `weight`, in memory of its own or mapped from a file."""
-        return Float32Matrix(weight)
+    def pack(self, weight: Tensor) -> WeightMatrix:
+        """Copy one float32 weight `[out, in]` into the layout that multiplies fastest."""
+        return PackedMatrix(weight) if _has_onednn() else PlainMatrix(weight)
+
+
+def _has_onednn() -> bool:
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 class TiledMatrix:
@@ -87,7 +102,3 @@ class TiledMatrix:
         """See `WeightMatrix`."""
         tiles = [self.matrix(tile) for tile in torch.split(pad_rows(x), ROW_TILE)]
         return torch.cat(tiles)[: len(x)]
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """See `WeightMatrix`."""
-        return self.matrix.rows(ids)
