@@ -31,5 +31,5 @@ def sampling(settings: Settings, **given: Any) -> SamplingParams:
     try:
         return parse_params(given, default_params(settings.engine))
     except RequestError as error:
-        name, _, text = str(error).partition(":")
+        name, text = (error.param or "").partition(".")[0], str(error).partition(":")[2]
         raise ConfigError(f"--{name.replace('_', '-')}:{text}") from error

@@ -14,7 +14,7 @@ import pytest
 
 from ssd_runtime.cli.formats import Format, JsonLinesFormat, TextFormat
 from ssd_runtime.cli.pipe import run_pipe
-from ssd_runtime.errors import ContextLengthError, EngineClosedError, SSDError
+from ssd_runtime.errors import ComputeError, ContextLengthError, EngineClosedError, ModelError, SSDError
 from ssd_runtime.settings.request import derive_seed
 from ssd_runtime.settings.schema import EngineSettings, Settings
 from ssd_runtime.testing.fake_engine import FakeEngine, Script, Step, echo, prompt_text
@@ -286,3 +286,30 @@ async def test_a_full_disk_is_an_error_with_a_reason() -> None:
         pipe.output = os.open("/dev/full", os.O_WRONLY)
         with pytest.raises(SSDError, match="stdout: the answers cannot be written: No space left"):
             await pipe.run()
+
+
+async def test_a_model_that_cannot_be_loaded_ends_the_pipe() -> None:
+    """The error is the engine's own, and no line is read."""
+
+    class Broken(FakeEngine):
+        async def __aenter__(self) -> Broken:
+            raise ModelError("no such model")
+
+    async with session() as pipe:
+        pipe.engine = Broken()
+        with pytest.raises(ModelError, match="no such model"):
+            await pipe.run()
+
+
+async def test_an_answer_that_breaks_off_ends_its_line() -> None:
+    """Half an answer was shown already; the error is beside it."""
+    async with session(lambda _: ["half", gate, ComputeError("not finite")]) as pipe:
+        gate = asyncio.Event()
+        pipe.send(b"only\n")
+        pipe.end()
+        running = asyncio.create_task(pipe.run())
+        assert await pipe.receive(100) == b"half"
+        gate.set()
+        assert await running == 1
+        assert await pipe.receive(100) == b"\n"
+        assert pipe.notes[0] == "line 1: not finite"
