@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ssd_kernels.arrays import native
 from ssd_runtime.messages import Draw
 from ssd_runtime.sampling.ranking import Ranked, best, best_perturbed
 from ssd_runtime.sampling.warp import Support, everything, is_usable, scaled, support
@@ -43,7 +44,7 @@ def draw_token(logits: Tensor, draw: Draw, position: int) -> int:
     if not is_usable(logits):
         return UNUSABLE
     if draw.temperature == 0:
-        return int(logits.argmax())
+        return int(native(logits).argmax())
     return _drawn(support(scaled(logits, draw.temperature), draw), draw, position)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from ssd_kernels.arrays import as_tensor, library_log, native, to_float32
 from ssd_kernels.gumbel import WORDS_PER_CALL, gumbel, noise_of_words, token_words, vocabulary_words
 from ssd_runtime.sampling.warp import SMALL, Support, at_least, largest
 
@@ -46,7 +46,7 @@ def _contenders(scores: Tensor, words: Tensor, count: int) -> Tensor:
     best by this bound reach its count-th value less SLACK, and whoever is bounded lower is out. The slack
     exceeds 3.13 by more than the last bits of the logarithm, which may differ between devices.
     """
-    bounds = scores - words.to(torch.float32).add_(0.5).log_()
+    bounds = as_tensor(native(scores) - library_log(to_float32(native(words)) + 0.5))
     last = bounds[largest(bounds, count)[-1]].item()
     return at_least(bounds, last - SLACK - abs(last) * 1e-6)
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from ssd_kernels.arrays import as_tensor, indices_where, native
+from ssd_kernels.arrays import as_tensor, clamp_below, divide, indices_where, native, to_int64
 from ssd_kernels.elementary import exp2
 from ssd_runtime.messages import Draw
 
@@ -47,27 +48,22 @@ class Support:
         """The part at ascending int64 `indices`."""
         return Support(self.token_ids[indices], self.scores[indices])
 
-    def where(self, mask: Tensor) -> Support:
-        """The part where `mask` `[C]` is true."""
-        return self.at(as_tensor(indices_where(native(mask))))
-
 
 def scaled(logits: Tensor, temperature: float) -> Tensor:
     """(z - max z)/T of one usable row: float32 `[V]` → float32 `[V]`, T > 0; in [-1e30, 0]."""
-    scores = logits - logits.amax()
-    # a tensor divisor, since devices may turn division by a number into a product with its inverse
-    divisor = torch.tensor(max(temperature, SMALLEST_TEMPERATURE), device=scores.device)
-    return scores.div_(divisor).clamp_(min=BANNED)
+    values = native(logits)
+    scores = divide(values - values.max(), max(temperature, SMALLEST_TEMPERATURE))
+    return as_tensor(clamp_below(scores, BANNED))
 
 
 def is_usable(logits: Tensor) -> bool:
     """Whether a row `[V]` has no NaN, no +inf and at least one finite value (-inf is a ban)."""
-    return math.isfinite(logits.amax().item())
+    return math.isfinite(native(logits).max())
 
 
 def everything(scores: Tensor) -> Support:
     """All tokens of a row of `scores` `[V]`."""
-    return Support(torch.arange(scores.numel(), device=scores.device), scores)
+    return Support(_all_ids(scores.numel(), scores.device), scores)
 
 
 def support(scores: Tensor, draw: Draw) -> Support:
@@ -92,8 +88,9 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 def masses(scores: Tensor) -> Tensor:
     """floor(2^40 · e^score), int64, for scores <= 0 of any shape; 0 below about -27.7."""
-    mass = as_tensor(exp2(native((scores * LOG2_E).clamp_(min=-MASS_BITS - 2.0))))
-    return mass.mul_(2.0**MASS_BITS).to(torch.int64)
+    mass = exp2(clamp_below(native(scores) * LOG2_E, -MASS_BITS - 2.0))
+    mass *= 2.0**MASS_BITS
+    return as_tensor(to_int64(mass))
 
 
 def at_least(values: Tensor, floor: float) -> Tensor:
@@ -109,7 +106,7 @@ def _largest(values: Tensor, count: int) -> Tensor:
 
 def _heads(values: Tensor) -> Iterator[Tensor]:
     """Ascending indices of all values that are at most 4, 8, 16, … below the largest; growing."""
-    best = values.amax().item()
+    best = float(native(values).max())
     depth = 4.0
     while True:
         yield at_least(values, best - depth)
@@ -124,7 +121,7 @@ def _top_p(kept: Support, top_p: float) -> Support:
     """The shortest prefix, in order of (score, lower id), that holds `top_p` of the mass."""
     mass = masses(kept.scores)
     numerator, denominator = top_p.as_integer_ratio()
-    wanted = max(1, -(-numerator * int(mass.sum()) // denominator))
+    wanted = max(1, -(-numerator * int(native(mass).sum()) // denominator))
     head = next(head for head in _heads(kept.scores) if int(mass[head].sum()) >= wanted)
     order = head[kept.scores[head].argsort(descending=True, stable=True)]
     length = int(torch.searchsorted(mass[order].cumsum(0), wanted)) + 1
@@ -134,4 +131,10 @@ def _top_p(kept: Support, top_p: float) -> Support:
 def _min_p(kept: Support, min_p: float) -> Support:
     numerator, denominator = min_p.as_integer_ratio()
     threshold = -(-(numerator << MASS_BITS) // denominator)
-    return kept.where(masses(kept.scores) >= threshold)
+    heavy = indices_where(native(masses(kept.scores)) >= threshold)
+    return kept.at(as_tensor(heavy))
+
+
+@cache
+def _all_ids(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, device=device)
