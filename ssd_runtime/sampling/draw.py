@@ -73,11 +73,11 @@ def draft_steps(
 
 
 def draft_step(logits: Tensor, draw: Draw, position: int, count: int) -> DraftStep:
-    """The drawn token and the `count` candidates of one row `[V]`."""
+    """The drawn token and the `count` candidates of one row `[V]`, or all V where there are fewer."""
     if not is_usable(logits):
         return DraftStep(UNUSABLE, (), ())
     scores = _scores(logits, draw)
-    ranked = _ranked(scores, draw, position, count)
+    ranked = _ranked(scores, draw, position, min(count, logits.numel()))
     ids = tuple(ranked.token_ids.tolist())
     token = ids[0] if draw.temperature == 0 else _coupled(ids, support(scores, draw), draw, position)
     return DraftStep(token, ids, tuple(ranked.scores.tolist()))

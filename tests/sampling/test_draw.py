@@ -165,6 +165,12 @@ def test_unusable_rows_are_marked_alone() -> None:
         assert ids[3, 0] >= 0
 
 
+def test_a_small_vocabulary_has_only_its_own_candidates() -> None:
+    """More candidates than tokens are asked for, and every token is given once."""
+    for draw in (GREEDY, Draw(1, 1.0)):
+        assert sorted(draft_step(random_logits(0, 3), draw, 0, 9).candidates) == [0, 1, 2]
+
+
 def test_seed_and_position_both_matter() -> None:
     """Twenty seeds, and twenty positions, give many texts; one pair gives one."""
     logits = torch.zeros(1000)
