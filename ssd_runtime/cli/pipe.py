@@ -7,11 +7,12 @@ formats share that path, and so do good lines and bad ones.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -35,6 +36,7 @@ from ssd_runtime.cli.summary import Summary
 from ssd_runtime.clock import monotonic
 from ssd_runtime.errors import EngineClosedError, RequestError, SSDError
 from ssd_runtime.faces import AnsweringEngine, answer_of, requests_ahead
+from ssd_runtime.settings.load import Loaded
 from ssd_runtime.settings.request import parse_request, readable_id
 from ssd_runtime.types import Output, Request, SamplingParams
 
@@ -243,16 +245,20 @@ def pipe(
         ignore_eos=ignore_eos,
         seed=seed,
     )
-    stdin, stdout = descriptor("stdin"), descriptor("stdout")
-    line = wait_line(note)
     chosen = JsonLinesFormat() if form is FormatName.JSONL else TextFormat(note, raw=raw)
-    work = run_pipe(
+    raise typer.Exit(run(_work(loaded, trace, chosen, defaults)))
+
+
+def _work(
+    loaded: Loaded, trace: Path | None, form: Format, defaults: SamplingParams
+) -> Coroutine[Any, Any, int]:
+    line = wait_line(note)
+    return run_pipe(
         partial(configured_engine, loaded, line, trace),
-        chosen,
-        stdin=stdin,
-        stdout=stdout,
+        form,
+        stdin=descriptor("stdin"),
+        stdout=descriptor("stdout"),
         defaults=defaults,
         seed=defaults.seed,
         line=line,
     )
-    raise typer.Exit(run(work))
