@@ -29,6 +29,9 @@ from ssd_runtime.speculation.proposal import NOTHING, Proposal
 from ssd_runtime.stats import CACHE_SOURCE
 from ssd_runtime.types import Mode
 
+UNKNOWN = 0.5
+"""The probability of a token about which the draft said nothing."""
+
 
 class Row(Protocol):
     """One sequence's part in a round; `engine.scheduler.BatchRow`."""
@@ -252,6 +255,9 @@ class Speculator:
 def likelihoods(branch: Branch) -> list[float]:
     """Rough probabilities of a branch's bonus and tokens, for ranking branches in the shadow tree.
 
-    A token that leads by the margin m over the next has about 1 / (1 + e^-m) of the two.
+    A token that leads by the margin m over the next has about 1 / (1 + e^-m) of the two; without a
+    guess, as from a proposer that has no model, nothing is known.
     """
-    return [0.5, *(1 / (1 + math.exp(-min(guess.margin, 30.0))) for guess in branch.proposal.guesses)]
+    token_ids, guesses = branch.proposal.token_ids, branch.proposal.guesses
+    sure = [1 / (1 + math.exp(-min(guess.margin, 30.0))) for guess in guesses[: len(token_ids)]]
+    return [UNKNOWN, *sure, *[UNKNOWN] * (len(token_ids) - len(sure))]
