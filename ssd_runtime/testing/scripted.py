@@ -10,7 +10,6 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -278,7 +277,6 @@ def toy_engine(
     model of seed 5. `proposer` can be named as `scripted-proposer`. `models` puts models of one's
     own under their names. The environment is not looked at.
     """
-    extra = [scripted_plugin(draft, proposer)] if draft or proposer else []
     given = ["engine.model=toy/target", "engine.fallback=[]", "engine.draft_quantization=none"]
     given += ["engine.draft_model=scripted"] if draft else []
     known = {"toy/target": toy_decoder(seed, vocab=VOCAB, scale=scale)} | (models or {})
@@ -289,24 +287,24 @@ def toy_engine(
         return known[name]
 
     loaded = load_settings(None, [*given, *overrides], environ={})
-    return Engine(loaded, load_model=load, plugins=[*extra, *plugins])
+    return Engine(loaded, load_model=load, plugins=[ScriptedPlugin(draft, proposer), *plugins])
 
 
-def scripted_plugin(draft: DraftModel | None = None, proposer: Proposer | None = None) -> object:
+class ScriptedPlugin:
     """A plugin that provides `draft` as `scripted` and `proposer` as `scripted-proposer`."""
 
+    def __init__(self, draft: DraftModel | None = None, proposer: Proposer | None = None) -> None:
+        self._draft = draft
+        self._proposer = proposer
+
     @hookimpl
-    def ssd_register_draft_models(registry: Registry[DraftModel]) -> None:
-        if draft is not None:
+    def ssd_register_draft_models(self, registry: Registry[DraftModel]) -> None:
+        """Register the draft, which serves one engine."""
+        if (draft := self._draft) is not None:
             registry.register("scripted", lambda target: draft)
 
     @hookimpl
-    def ssd_register_proposers(registry: Registry[Proposer]) -> None:
-        if proposer is not None:
+    def ssd_register_proposers(self, registry: Registry[Proposer]) -> None:
+        """Register the proposer."""
+        if (proposer := self._proposer) is not None:
             registry.register("scripted-proposer", lambda: proposer)
-
-    return SimpleNamespace(
-        __name__="scripted",
-        ssd_register_draft_models=ssd_register_draft_models,
-        ssd_register_proposers=ssd_register_proposers,
-    )

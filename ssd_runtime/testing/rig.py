@@ -1,0 +1,198 @@
+"""The engine's rounds on scripted lanes: every step is the test's, so nothing depends on time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from ssd_runtime.clock import ManualClock
+from ssd_runtime.device.lane import Worker
+from ssd_runtime.engine.core import EngineCore
+from ssd_runtime.engine.live import LiveRequest
+from ssd_runtime.engine.prepare import Limits, prepare
+from ssd_runtime.engine.scheduler import Scheduler
+from ssd_runtime.engine.target import TargetWorker
+from ssd_runtime.errors import SSDError
+from ssd_runtime.faces import answer_of
+from ssd_runtime.memory.blocks import BlockManager
+from ssd_runtime.models.loading import LoadedModel
+from ssd_runtime.sampling import fanout
+from ssd_runtime.sampling.draw import DraftStep, draft_steps, draw_tokens
+from ssd_runtime.sequence import Sequence as TokenSequence
+from ssd_runtime.speculation.budget import BudgetChooser
+from ssd_runtime.speculation.draft_lane import DraftLane
+from ssd_runtime.speculation.drafting import DraftWorker
+from ssd_runtime.speculation.fallback import DraftSource, ShadowSource, Source
+from ssd_runtime.speculation.hybrid import FixedMode, ModeController
+from ssd_runtime.speculation.memory import Memories
+from ssd_runtime.speculation.model_draft import DecoderDraft, DraftModel
+from ssd_runtime.speculation.speculator import Speculator
+from ssd_runtime.stats import RoundRecord
+from ssd_runtime.testing.scripted import ScriptedLane
+from ssd_runtime.types import Answer, Mode, Output, Request
+
+PATIENT = 60.0
+
+
+class PlainSampler:
+    """The functions of `sampling/draw.py` as a sampler."""
+
+    draw = staticmethod(draw_tokens)
+
+    def draft(self, *arguments: object) -> list[DraftStep]:
+        """See `draft_steps`."""
+        return draft_steps(*arguments)  # type: ignore[arg-type]  # the protocol's own arguments
+
+
+class WholeBudget(BudgetChooser):
+    """Always the whole budget: no measurement changes what is built."""
+
+    def choose(self, num_rows: int) -> int:
+        """The most there may be."""
+        return self._most
+
+
+def even(margins: Sequence[float], budget: int) -> list[int]:
+    """The budget in equal parts over all accepted lengths."""
+    return fanout.uniform(budget, len(margins))
+
+
+def draft_worker(draft: DraftModel, budget: int = 8) -> DraftWorker:
+    """The worker of a draft's lane."""
+    count = min(budget + 1, draft.vocab_size)
+    return DraftWorker(draft, PlainSampler(), even, num_candidates=count, clock=ManualClock())
+
+
+def decoder_draft(model: LoadedModel, num_blocks: int = 512, block_size: int = 4) -> DecoderDraft:
+    """A toy model as a draft."""
+    kv = model.decoder.new_kv(num_blocks, block_size)
+    return DecoderDraft(model.decoder, kv, BlockManager(num_blocks, block_size), model.config.vocab_size)
+
+
+class Rig:
+    """An `EngineCore` whose lanes are scripted.
+
+    pieces: what each request's listener heard, by id. records: every round. journal: submissions,
+    completions and pieces in the order in which they happened.
+    """
+
+    def __init__(
+        self,
+        target: LoadedModel,
+        draft: Worker | None = None,
+        *,
+        mode: Mode = Mode.SSD,
+        length: int = 4,
+        budget: int = 8,
+        num_blocks: int = 256,
+        block_size: int = 4,
+        max_batch_size: int = 4,
+        max_batch_tokens: int = 64,
+        max_queue: int = 64,
+        context: int = 256,
+        fallback: Iterable[str | Source] = (),
+        controller: ModeController | None = None,
+        automatic: bool = True,
+        patience: float = PATIENT,
+    ) -> None:
+        """automatic: every command is done as it is submitted, so that builds reach their full depth.
+
+        fallback: sources, or `draft` and `shadow` by name.
+        """
+        self.journal: list[tuple[str, str, str]] = []
+        self.pieces: dict[str, list[Output | SSDError]] = {}
+        self.records: list[RoundRecord] = []
+        self.clock = ManualClock()
+        self.blocks = BlockManager(num_blocks, block_size)
+        self.limits = Limits(min(context, num_blocks * block_size), target.config.vocab_size)
+        self._tokenizer = target.tokenizer
+        worker = TargetWorker(target.decoder, target.decoder.new_kv(num_blocks, block_size), PlainSampler())
+        self.target = ScriptedLane("target", worker=worker, automatic=automatic, journal=self.journal)
+        self.draft = ScriptedLane("draft", worker=draft, automatic=automatic, journal=self.journal)
+        lane = DraftLane(self.draft, name="scripted", patience=lambda: patience) if draft else None
+        self.speculator = self._speculator(lane, length, budget, fallback, controller or FixedMode(mode))
+        self.core = EngineCore(
+            target=self.target,
+            scheduler=Scheduler(
+                self.blocks,
+                max_batch_size=max_batch_size,
+                max_batch_tokens=max_batch_tokens,
+                order=lambda sequence: sequence.uid,
+                on_preempt=self.speculator.forget,
+            ),
+            speculator=self.speculator,
+            clock=self.clock,
+            max_queue=max_queue,
+            on_round=self.records.append,
+        )
+
+    def submit(self, request: Request) -> TokenSequence:
+        """Hand a request to the core, as `Engine` does; raises what `prepare` raises."""
+        sequence, end = prepare(request, self._tokenizer, self.limits)
+        heard = self.pieces.setdefault(request.id, [])
+
+        def listen(piece: Output | SSDError) -> None:
+            heard.append(piece)
+            self.journal.append(("listener", "heard", request.id))
+
+        self.core.submit(LiveRequest(sequence, end, listen, "test", 0, self.clock()))
+        return sequence
+
+    async def run(self, most: int = 2000) -> None:
+        """Rounds until nothing is left to do; the books of the blocks are checked after each."""
+        for _ in range(most):
+            if self.core.scheduler.is_idle:
+                return
+            await self.core.run_round()
+            self.check_blocks()
+        raise AssertionError(f"not finished after {most} rounds")
+
+    async def answers(self, *requests: Request) -> list[Answer]:
+        """Submit the requests together and run them to their ends."""
+        for request in requests:
+            self.submit(request)
+        await self.run()
+        return [self.answer(request.id) for request in requests]
+
+    def answer(self, request_id: str) -> Answer:
+        """What the listener heard, as one answer; raises the error if there was one."""
+        pieces = self.pieces[request_id]
+        errors = [piece for piece in pieces if not isinstance(piece, Output)]
+        if errors:
+            raise errors[0]
+        return answer_of([piece for piece in pieces if isinstance(piece, Output)])
+
+    def check_blocks(self) -> None:
+        """Every block is free or in exactly the tables of the sequences that are here."""
+        scheduler = self.core.scheduler
+        self.blocks.check([sequence.table for sequence in (*scheduler.running, *scheduler.waiting)])
+
+    def _speculator(
+        self,
+        lane: DraftLane | None,
+        length: int,
+        budget: int,
+        fallback: Iterable[str | Source],
+        controller: ModeController,
+    ) -> Speculator:
+        memories = Memories()
+        drafting = DraftSource(lane) if lane else None
+        named: dict[str, Source | None] = {"draft": drafting, "shadow": ShadowSource(memories.recall)}
+        sources = [named[source] if isinstance(source, str) else source for source in fallback]
+        return Speculator(
+            draft=lane,
+            drafting=drafting,
+            fallback=[source for source in sources if source is not None],
+            memories=memories,
+            controller=controller,
+            budget=WholeBudget(budget, length),
+            length=length,
+            max_context=self.limits.context,
+            clock=self.clock,
+        )
+
+
+async def settle() -> None:
+    """Let every task run as far as it can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
