@@ -1,5 +1,7 @@
-"""The composition root: settings in, a running engine's parts out. Nothing here decides anything
-that the settings do not say; nothing elsewhere knows which plugin serves."""
+"""The composition root: settings in, a running engine's parts out.
+
+Nothing here decides anything that the settings do not say; nothing elsewhere knows which plugin serves.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,16 @@ from ssd_runtime.clock import Clock, monotonic
 from ssd_runtime.device.cores import use_torch_threads
 from ssd_runtime.device.lane import Lane, Worker
 from ssd_runtime.device.placement import Places, place
-from ssd_runtime.drafts import NO_DRAFT, SELF, Draft, make_draft
+from ssd_runtime.drafts import Draft, make_draft
 from ssd_runtime.engine.core import EngineCore
 from ssd_runtime.engine.prepare import Limits
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.target import TargetWorker
-from ssd_runtime.errors import ConfigError, ModelError, NotAvailableError
+from ssd_runtime.errors import ConfigError
 from ssd_runtime.hooks.manager import PluginManager
 from ssd_runtime.hooks.registry import Registries
+from ssd_runtime.inventory import KV_DTYPES, check_parts
 from ssd_runtime.memory.blocks import BlockManager
-from ssd_runtime.settings.available import check_available
 from ssd_runtime.settings.load import Loaded
 from ssd_runtime.settings.schema import Settings
 from ssd_runtime.speculation.budget import BudgetChooser
@@ -50,9 +52,6 @@ log = structlog.get_logger(__name__)
 PATIENCE_SECONDS = 0.5
 """How long a round waits for a draft that should have stopped; twice, see `DraftLane`."""
 PROPOSER_SECONDS = 0.25
-SHADOW = ShadowSource.name
-DRAFT = DraftSource.name
-KV_DTYPES = {"float32": "float32", "fp16": "float16"}
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is (0: unknown)."""
@@ -80,6 +79,7 @@ class Parts:
     draft_weight_bytes: int
     clock: Clock
     lanes: list[Lane]
+    proposers: list[GuardedProposer]
     trace: TraceWriter | None
     model_name: str
 
@@ -89,6 +89,8 @@ class Parts:
 
     def close(self) -> None:
         """End the lanes and the trace."""
+        for proposer in self.proposers:
+            proposer.close()
         for lane in self.lanes:
             lane.close()
         for lane in self.lanes:
@@ -136,6 +138,7 @@ class _Builder:
         self._trace = TraceWriter(trace, self._clock) if trace is not None else None
         self._places = _places(settings)
         self._lanes: list[Lane] = []
+        self._proposers: list[GuardedProposer] = []
 
     def parts(self) -> Parts:
         """The whole engine."""
@@ -153,6 +156,7 @@ class _Builder:
             draft_weight_bytes=draft.weight_bytes if draft else 0,
             clock=self._clock,
             lanes=self._lanes,
+            proposers=self._proposers,
             trace=self._trace,
             model_name=model.name,
         )
@@ -209,9 +213,9 @@ class _Builder:
         )
 
     def _source(self, name: str, memories: Memories, drafting: DraftSource | None, limits: Limits) -> Source:
-        if name == SHADOW:
+        if name == ShadowSource.name:
             return ShadowSource(memories.recall)
-        if name == DRAFT and drafting is not None:
+        if name == DraftSource.name and drafting is not None:
             return drafting
         proposer = self._registries.proposers.get(name)()
         guarded = GuardedProposer(
@@ -221,6 +225,7 @@ class _Builder:
             trusted=False,
             name=name,
         )
+        self._proposers.append(guarded)
         return ProposerSource(name, guarded)
 
     def _lane(self, name: str, worker: Worker, cores: frozenset[int]) -> Lane:
@@ -232,48 +237,6 @@ class _Builder:
 
     def _trace_rounds(self) -> list[Callable[[RoundRecord], None]]:
         return [self._trace.round] if self._trace is not None else []
-
-
-def check_parts(loaded: Loaded, registries: Registries) -> None:
-    """Raise `NotAvailableError` for each name in the settings that nothing here provides."""
-    proposers = registries.proposers.names()
-    drafts = (SELF, NO_DRAFT, *proposers, *registries.draft_models.names())
-    check_available(
-        loaded,
-        {
-            "engine.draft_model": drafts,
-            "engine.fallback": (SHADOW, DRAFT, *proposers),
-            "engine.sampler": registries.samplers.names(),
-            "engine.cache_policy": registries.cache_policies.names(),
-            "engine.quantization": registries.quantizers.names(),
-            "engine.draft_quantization": registries.quantizers.names(),
-            "engine.kv_cache_dtype": KV_DTYPES,
-            "scheduler.order": registries.orders.names(),
-            "scheduler.preempt_mode": ("recompute",),
-        },
-        is_draft=is_model,
-    )
-    _check_quantization(loaded)
-
-
-def is_model(name: str) -> bool:
-    """Whether `name` is, or may be, a model that can be loaded."""
-    from ssd_runtime.models.loading import resolve
-
-    try:
-        resolve(name)
-    except ModelError:
-        return False
-    return True
-
-
-def _check_quantization(loaded: Loaded) -> None:
-    chosen = loaded.settings.engine.quantization
-    if chosen.small != chosen.large:
-        raise NotAvailableError(
-            f"{loaded.where('engine.quantization')}: two formats ({chosen.small}, {chosen.large}) "
-            "switched by batch size are not available; available: one format for every batch"
-        )
 
 
 def _places(settings: Settings) -> Places:

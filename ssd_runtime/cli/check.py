@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 def check(config: ConfigOption = None, overrides: SetOption = None, mode: ModeOption = None) -> None:
     """Say what would happen: models, formats, context, placement. Status 2 if it would not start."""
-    from ssd_runtime.build import check_parts
+    from ssd_runtime.inventory import check_parts
 
     loaded = load(config, overrides, mode)
     manager = PluginManager()

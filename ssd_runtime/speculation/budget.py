@@ -9,6 +9,7 @@ h(M) · (1 - a^(d+1)) / (1 - a) + 1 - h(M) at acceptance rate a, from what it me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from ssd_runtime.speculation.commands import StepCost
@@ -78,4 +79,4 @@ class BudgetChooser:
         """Seconds of a pass over `paths` paths: the nearest measured count, in proportion beyond it."""
         nearest = min(self._steps, key=lambda known: (abs(known - paths), known))
         seconds = self._steps[nearest].value or 1e-9
-        return seconds * max(1.0, paths / nearest) ** 0.5
+        return seconds * math.sqrt(max(1.0, paths / nearest))

@@ -43,7 +43,7 @@ class ProposerWorker:
 
     def _branches(self, row: DraftRow, command: BuildCommand) -> tuple[Branch, ...]:
         sent = row.proposal.token_ids
-        branches = []
+        branches: list[Branch] = []
         for accepted in range(len(sent), -1, -1):
             if command.stop.is_set() or len(branches) >= row.budget:
                 break

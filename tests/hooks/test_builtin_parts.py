@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ssd_runtime.build import check_parts
 from ssd_runtime.hooks.manager import PluginManager
+from ssd_runtime.inventory import check_parts
 from ssd_runtime.settings.load import load_settings
 
 

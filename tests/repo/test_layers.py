@@ -22,7 +22,7 @@ LAYERS = [
     {"app"},
     {"cli", "testing"},
 ]
-COMPOSITION_ROOT = {"app", "build", "drafts", "llm"}
+COMPOSITION_ROOT = {"app", "build", "drafts", "inventory", "llm"}
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 
