@@ -20,7 +20,7 @@ from ssd_runtime.sampling import fanout
 from ssd_runtime.sampling.draw import DraftStep, draft_steps, draw_tokens
 from ssd_runtime.sequence import Sequence as TokenSequence
 from ssd_runtime.speculation.budget import BudgetChooser
-from ssd_runtime.speculation.draft_lane import DraftLane
+from ssd_runtime.speculation.draft_lane import DraftLane, LaneLike
 from ssd_runtime.speculation.drafting import DraftWorker
 from ssd_runtime.speculation.fallback import DraftSource, ShadowSource, Source
 from ssd_runtime.speculation.hybrid import FixedMode, ModeController
@@ -94,10 +94,11 @@ class Rig:
         controller: ModeController | None = None,
         automatic: bool = True,
         patience: float = PATIENT,
+        draft_lane: LaneLike | None = None,
     ) -> None:
         """automatic: every command is done as it is submitted, so that builds reach their full depth.
 
-        fallback: sources, or `draft` and `shadow` by name.
+        fallback: sources, or `draft` and `shadow` by name. draft_lane: replaces the scripted one.
         """
         self.journal: list[tuple[str, str, str]] = []
         self.pieces: dict[str, list[Output | SSDError]] = {}
@@ -109,7 +110,8 @@ class Rig:
         worker = TargetWorker(target.decoder, target.decoder.new_kv(num_blocks, block_size), PlainSampler())
         self.target = ScriptedLane("target", worker=worker, automatic=automatic, journal=self.journal)
         self.draft = ScriptedLane("draft", worker=draft, automatic=automatic, journal=self.journal)
-        lane = DraftLane(self.draft, name="scripted", patience=lambda: patience) if draft else None
+        used = draft_lane or (self.draft if draft else None)
+        lane = DraftLane(used, name="scripted", patience=lambda: patience) if used else None
         self.speculator = self._speculator(lane, length, budget, fallback, controller or FixedMode(mode))
         self.core = EngineCore(
             target=self.target,
