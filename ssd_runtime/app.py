@@ -14,7 +14,8 @@ from ssd_runtime.build import LoadModel, Parts, Progress, build, load_configured
 from ssd_runtime.engine.live import LiveRequest
 from ssd_runtime.engine.prepare import prepare
 from ssd_runtime.engine.thread import LoopThread
-from ssd_runtime.errors import EngineClosedError, EngineError, SSDError
+from ssd_runtime.errors import EngineClosedError, SSDError
+from ssd_runtime.faces import answer_of
 from ssd_runtime.settings.load import Loaded, load_settings
 from ssd_runtime.settings.schema import Settings
 from ssd_runtime.types import Answer, FinishReason, Mode, Output, Request, SamplingParams
@@ -142,13 +143,11 @@ class Engine:
 
     async def complete(self, request: Request | str, params: SamplingParams | None = None) -> Answer:
         """The whole answer at once; raises as `generate` does."""
-        text: list[str] = []
-        token_ids: list[int] = []
         async with aclosing(self.generate(request, params)) as pieces:
-            async for piece in pieces:
-                text.append(piece.text)
-                token_ids.extend(piece.token_ids)
-        return _answer(piece, "".join(text), tuple(token_ids))
+            answer = answer_of([piece async for piece in pieces])
+        if answer.finish_reason is FinishReason.CANCELLED:
+            raise EngineClosedError("the request was cancelled before it was finished")
+        return answer
 
     @property
     def _running(self) -> Parts:
@@ -168,20 +167,3 @@ class Engine:
         if not wanted.enabled:
             return Mode.AUTOREGRESSIVE
         return wanted.mode or self.settings.scheduler.policy
-
-
-def _answer(last: Output, text: str, token_ids: tuple[int, ...]) -> Answer:
-    if last.finish_reason is None or last.seed is None or last.timing is None or last.speculation is None:
-        raise EngineError("the answer ended without a last piece")
-    if last.finish_reason is FinishReason.CANCELLED:
-        raise EngineClosedError("the request was cancelled before it was finished")
-    return Answer(
-        request_id=last.request_id,
-        text=text,
-        token_ids=token_ids,
-        finish_reason=last.finish_reason,
-        prompt_token_ids=last.prompt_token_ids,
-        seed=last.seed,
-        timing=last.timing,
-        speculation=last.speculation,
-    )
