@@ -149,6 +149,14 @@ class Rig:
             self.check_blocks()
         raise AssertionError(f"not finished after {most} rounds")
 
+    async def idle(self, most: int = 10_000) -> None:
+        """Wait, while the core runs, until nothing is left to do."""
+        for _ in range(most):
+            if self.core.scheduler.is_idle:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("the core is still busy")
+
     async def answers(self, *requests: Request) -> list[Answer]:
         """Submit the requests together and run them to their ends."""
         for request in requests:

@@ -38,9 +38,11 @@ async def plain(*requests: Request) -> list[tuple[int, ...]]:
     return [answer.token_ids for answer in answers]
 
 
-def by_hand(**settings: int) -> Rig:
+def by_hand(max_batch_size: int = 4) -> Rig:
     """A rig whose commands wait for the test; it has a draft that nobody asks to work."""
-    return Rig(MODEL, draft_worker(ScriptedDraft(continuing([]))), automatic=False, **settings)
+    return Rig(
+        MODEL, draft_worker(ScriptedDraft(continuing([]))), automatic=False, max_batch_size=max_batch_size
+    )
 
 
 async def begin(rig: Rig) -> asyncio.Task[None]:
