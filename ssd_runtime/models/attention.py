@@ -189,8 +189,8 @@ def _mask(distance: Ints, window: int | None, config: DecoderConfig) -> Tensor:
     hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
     rows, queries, keys = hidden.shape
     shared = config.heads // config.kv_heads
-    wide = np.broadcast_to(hidden[None, :, None], (config.kv_heads, rows, shared, queries, keys))
-    return torch.from_numpy(wide.reshape(config.kv_heads * rows, shared * queries, keys))
+    wide = torch.from_numpy(hidden)[None, :, None].expand(config.kv_heads, rows, shared, queries, keys)
+    return wide.reshape(config.kv_heads * rows, shared * queries, keys)
 
 
 def _outputs(groups: list[list[_Segment]], tokens: int, config: DecoderConfig) -> Ints:

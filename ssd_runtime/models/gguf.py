@@ -100,7 +100,8 @@ class GGUFFile:
 
     def _dequantised(self, tensor: Any) -> Tensor:
         try:
-            values = dequantize(tensor.data, tensor.tensor_type)
+            with np.errstate(all="ignore"):
+                values = dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
             raise ModelError(

@@ -62,4 +62,7 @@ def _bar(what: str, progress: Callable[[str, int, int], None]) -> type[Any]:
         def display(self, msg: str | None = None, pos: int | None = None) -> None:
             progress(what, int(self.n), int(self.total or 0))
 
+        def close(self) -> None:
+            self.disable = True  # bars are closed late, by the garbage collector; nobody waits then
+
     return Bar
