@@ -61,14 +61,16 @@ def test_the_weights_make_sense(model: LoadedModel) -> None:
 
 
 def test_logits_equal_those_of_transformers(model: LoadedModel, reference: Any) -> None:
-    """Within 1e-4 of its logits' scale, at every position, prefilled in two chunks."""
+    """At every position within 1e-4 of transformers in float64, or as near to it as its own float32."""
     ids = model.tokenizer.render_chat([Message("user", TEXT)])
     with torch.inference_mode():
-        expected = reference(torch.tensor([ids])).logits[0]
+        theirs = reference(torch.tensor([ids])).logits[0]
+        exact = reference.double()(torch.tensor([ids])).logits[0]
     kv = model.decoder.new_kv(8, 16)
     first = model.decoder.forward([ForwardRow(ids[:20], 0, range(8), 20)], kv)
     second = model.decoder.forward([ForwardRow(ids[20:], 20, range(8), len(ids) - 20)], kv)
-    torch.testing.assert_close(torch.cat((first, second)), expected, atol=1e-4, rtol=1e-5)
+    error = (torch.cat((first, second)) - exact).abs().max()
+    assert error < max(1e-4, 1.2 * float((theirs - exact).abs().max()))
 
 
 def test_rows_keep_their_bits_on_this_machine(model: LoadedModel) -> None:
