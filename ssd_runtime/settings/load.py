@@ -1,12 +1,13 @@
 """Settings from a file, the environment and the command line, and where each value came from.
 
-pydantic says what is wrong with a value; this module adds where it stands (`messages.py` puts the
-two together). What is given later wins: defaults < file < `SSD_…` < `--set`.
+pydantic-settings merges the sources below, pydantic says what is wrong with a value, and this module
+adds where it stands. The first source counts most: `--set` > `SSD_…` > file > defaults.
 """
 
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +15,18 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_settings import InitSettingsSource
 
 from ssd_runtime.errors import ConfigError
-from ssd_runtime.settings.messages import describe, field_at
+from ssd_runtime.settings.messages import PREFIX, describe
 from ssd_runtime.settings.schema import Settings
-from ssd_runtime.settings.yaml_positions import parse
+from ssd_runtime.settings.yaml_positions import Document, read
 
-PREFIX = "SSD_"
 DEFAULT = "default"
+SECTIONS = {name for name, field in Settings.model_fields.items() if isinstance(field.default, BaseModel)}
+
+Given = tuple[str, Any, str]
+"""A dotted key, its value, and its origin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +48,8 @@ class Loaded:
 
     def where(self, key: str) -> str:
         """`key` with its origin, as messages begin."""
-        return _where(self.origin(key), key)
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    key: str
-    value: Any
-    origin: str
+        origin = self.origin(key)
+        return origin if origin == f"--set {key}" else f"{origin} {key}"
 
 
 def load_settings(
@@ -61,81 +60,82 @@ def load_settings(
     `overrides` are `key=value` texts, the values in YAML. `environ` is the process's own when left
     out. Raises ConfigError with one line for each thing that is wrong.
     """
-    given = [
-        *(_from_file(path) if path else ()),
-        *_from_environment(os.environ if environ is None else environ),
-        *map(_from_override, overrides),
-    ]
-    tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for item in given:
-        _put(tree, item)
-        origins = {key: value for key, value in origins.items() if not key.startswith(f"{item.key}.")}
-        origins[item.key] = item.origin
-    return _validated(tree, origins)
-
-
-def _validated(tree: dict[str, Any], origins: dict[str, str]) -> Loaded:
+    sources = (
+        _CommandLine(overrides, origins),
+        _Environment(os.environ if environ is None else environ, origins),
+        _File(path, origins),
+    )
     try:
-        return Loaded(Settings.model_validate(tree), origins)
+        return Loaded(Settings(_build_sources=(sources, {})), origins)
     except ValidationError as error:
         lookup = Loaded(Settings(), origins)
-        lines = [f"{lookup.where(key)}: {text}" for key, text in map(describe, error.errors())]
+        lines = [f"{lookup.where(key)}: {text}" for key, text in describe(error, lookup.origin)]
         raise ConfigError("\n".join(lines)) from None
 
 
-def _from_file(path: Path) -> Iterator[_Given]:
-    try:
-        document = parse(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{path}: the configuration cannot be read: {reason}") from error
-    if not isinstance(document.data, dict | None):
-        raise ConfigError(f"{path}:1 got {document.data!r}, expected sections such as 'engine:'")
-    seen: dict[str, int] = {}
-    for key, value in _leaves(document.data or {}, ""):
-        line, canonical = document.line(key), _canonical(key)
-        if canonical in seen:
-            raise ConfigError(
-                f"{path}:{line} {key}: the same as {canonical} on line {seen[canonical]}; keep one"
-            )
-        seen[canonical] = line
-        yield _Given(canonical, value, f"{path}:{line}")
+class _Source(InitSettingsSource):
+    """What one origin gives, less what an earlier source gave whole: mappings are not mixed then."""
+
+    def __init__(self, origin: Any, origins: dict[str, str]) -> None:
+        tree: dict[str, Any] = {}
+        own: dict[str, str] = {}
+        for key, value, by in self.given(origin):
+            if not any(f"{key}.".startswith(f"{earlier}.") for earlier in origins):
+                _put(tree, key, value)
+                for inside in [name for name in own if name.startswith(f"{key}.")]:
+                    del own[inside]
+                own[key] = by
+        origins.update(own)
+        super().__init__(Settings, tree)
+
+    @abstractmethod
+    def given(self, origin: Any) -> Iterator[Given]:
+        """The values in the order of their weight, the least first."""
 
 
-def _leaves(data: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+class _CommandLine(_Source):
+    def given(self, origin: Sequence[str]) -> Iterator[Given]:
+        for text in origin:
+            key, equals, value = text.partition("=")
+            if not (key and equals):
+                raise ConfigError(
+                    f"--set {text}: expected key=value, for example --set engine.max_batch_size=4"
+                )
+            yield _canonical(key), _value(value), f"--set {key}"
+
+
+class _Environment(_Source):
+    def given(self, origin: Mapping[str, str]) -> Iterator[Given]:
+        for name, text in sorted(origin.items()):
+            if name.startswith(PREFIX):
+                key = name.removeprefix(PREFIX).lower().replace("__", ".")
+                yield _canonical(key), _value(text), name
+
+
+class _File(_Source):
+    def given(self, origin: Path | None) -> Iterator[Given]:
+        document = read(origin) if origin else Document({}, {})
+        seen: dict[str, int] = {}
+        for key, value in _leaves(document.data):
+            line, name = document.line(key), _canonical(key)
+            if name in seen:
+                raise ConfigError(f"{origin}:{line} {key}: the same as {name} on line {seen[name]}; keep one")
+            seen[name] = line
+            yield name, value, f"{origin}:{line}"
+
+
+def _leaves(data: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
     """The values of the sections' own keys; a section that stands empty gives nothing."""
     for name, value in data.items():
-        key = f"{prefix}{name}"
-        section = _is_section(key)
-        if section and isinstance(value, dict):
-            yield from _leaves(value, f"{key}.")
-        elif not (section and value is None):
-            yield key, value
-
-
-def _is_section(key: str) -> bool:
-    found = field_at(key.split("."))
-    annotation = found.annotation if found else None
-    return "." not in key and isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        if name in SECTIONS and isinstance(value, dict):
+            yield from ((f"{name}.{key}", inner) for key, inner in value.items())
+        elif not (name in SECTIONS and value is None):
+            yield str(name), value
 
 
 def _canonical(key: str) -> str:
     return "engine.model" if key == "engine.target_model" else key
-
-
-def _from_environment(environ: Mapping[str, str]) -> Iterator[_Given]:
-    for name, text in sorted(environ.items()):
-        if name.startswith(PREFIX):
-            key = name.removeprefix(PREFIX).lower().replace("__", ".")
-            yield _Given(_canonical(key), _value(text), name)
-
-
-def _from_override(text: str) -> _Given:
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise ConfigError(f"--set {text}: expected key=value, for example --set engine.max_batch_size=4")
-    return _Given(_canonical(key), _value(value), f"--set {key}")
 
 
 def _value(text: str) -> Any:
@@ -146,14 +146,10 @@ def _value(text: str) -> Any:
         return text
 
 
-def _put(tree: dict[str, Any], item: _Given) -> None:
-    *parents, name = item.key.split(".")
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    *parents, name = key.split(".")
     for parent in parents:
         if not isinstance(tree.get(parent), dict):
             tree[parent] = {}
         tree = tree[parent]
-    tree[name] = item.value
-
-
-def _where(origin: str, key: str) -> str:
-    return origin if origin == f"--set {key}" else f"{origin} {key}"
+    tree[name] = value

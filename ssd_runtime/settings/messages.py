@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from ssd_runtime.settings.schema import Settings
 
+PREFIX = "SSD_"
+"""How the names of our environment variables begin."""
 _KINDS = {int: "an integer", float: "a number", str: "a string", tuple: "a list"}
 
 
-def describe(error: Mapping[str, Any]) -> tuple[str, str]:
-    """The dotted key that one pydantic error is about, and what to say about it."""
+def describe(error: ValidationError, origin: Callable[[str], str]) -> Iterator[tuple[str, str]]:
+    """For each mistake the dotted key that it is about, and what to say; `origin` tells who gave a key."""
+    for found in error.errors():
+        yield _describe(found, origin)
+
+
+def _describe(error: Mapping[str, Any], origin: Callable[[str], str]) -> tuple[str, str]:
     path = [str(part) for part in error["loc"]]
     key = ".".join(path)
     if not path:
         key, _, text = str(error["ctx"]["error"]).partition(": ")
         return key, text
     if error["type"] == "extra_forbidden":
-        return key, _unknown(path)
+        return key, _unknown(path, origin(key))
     if error["type"] == "missing":
         return key, "missing, and it has no default"
     return key, f"got {error['input']!r}, expected {_expected(error, path)}"
@@ -47,10 +54,21 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}? " if near else ""
 
 
-def _unknown(path: Sequence[str]) -> str:
+def _unknown(path: Sequence[str], origin: str) -> str:
     parent = _model_of(field_at(path[:-1])) if path[:-1] else Settings
     allowed = sorted(parent.model_fields) if parent else []
-    return f"unknown key; {did_you_mean(path[-1], allowed)}allowed: {', '.join(allowed)}"
+    variables = (PREFIX + key.upper().replace(".", "__") for key in _keys(Settings))
+    is_variable = origin.startswith(PREFIX)
+    hint = did_you_mean(origin, variables) if is_variable else did_you_mean(path[-1], allowed)
+    return f"unknown key; {hint}allowed: {', '.join(allowed)}"
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every dotted key of the schema."""
+    for name, found in model.model_fields.items():
+        inner = _model_of(found)
+        yield f"{prefix}{name}"
+        yield from _keys(inner, f"{prefix}{name}.") if inner else ()
 
 
 def _model_of(found: FieldInfo | None) -> type[BaseModel] | None:

@@ -11,6 +11,7 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from ssd_runtime.types import Mode
 
@@ -154,8 +155,10 @@ class LogSettings(_Section):
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level shown.")
 
 
-class Settings(_Section):
-    """The whole configuration."""
+class Settings(BaseSettings):
+    """The whole configuration. Made in code it is what the code says; `load_settings` reads the rest."""
+
+    model_config = SettingsConfigDict(frozen=True, case_sensitive=True)
 
     engine: EngineSettings = Field(EngineSettings(), description="Models, precision, speculation.")
     scheduler: SchedulerSettings = Field(SchedulerSettings(), description="Who runs, and in which mode.")
@@ -163,6 +166,18 @@ class Settings(_Section):
     plugins: tuple[Name, ...] = Field((), description="Modules to load beside installed entry points.")
     server: ServerSettings = Field(ServerSettings(), description="Where the daemon listens.")
     log: LogSettings = Field(LogSettings(), description="What is logged, and how.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The arguments alone, never the process's environment; see pydantic-settings."""
+        return (init_settings,)
 
     @model_validator(mode="after")
     def _a_round_holds_every_row(self) -> Settings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -13,9 +14,9 @@ from ssd_runtime.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A parsed file: plain data, and the line (from 1) of every dotted key."""
+    """A parsed file: its mapping, and the line (from 1) of every dotted key."""
 
-    data: Any
+    data: dict[Any, Any]
     lines: dict[str, int]
 
     def line(self, key: str) -> int:
@@ -23,21 +24,31 @@ class Document:
         return self.lines.get(key, 1)
 
 
-def parse(text: str, name: str) -> Document:
-    """Parse one YAML document; `name` stands for the file in messages.
+def read(path: Path) -> Document:
+    """Parse a file that holds one YAML document, a mapping or nothing.
 
-    Raises ConfigError, with the line, for anything that is not YAML and for duplicate keys.
+    Raises ConfigError, with the line where there is one, for anything else and for duplicate keys.
     """
+    try:
+        data, lines = _parse(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{path}: the configuration cannot be read: {reason}") from error
+    if not isinstance(data, dict | None):
+        raise ConfigError(f"{path}:1 got {data!r}, expected sections such as 'engine:'")
+    return Document(data or {}, lines)
+
+
+def _parse(text: str, name: str) -> tuple[Any, dict[str, int]]:
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         lines = _lines(node, name)
-        data = loader.construct_document(node) if node is not None else None
+        return loader.construct_document(node) if node is not None else None, lines
     except yaml.YAMLError as error:
         raise ConfigError(_not_yaml(error, name)) from error
     except RecursionError as error:
         raise ConfigError(f"{name}: nested too deeply, or an alias that contains itself") from error
-    return Document(data, lines)
 
 
 def _lines(root: yaml.Node | None, name: str) -> dict[str, int]:

@@ -141,6 +141,33 @@ class TestPrecedence:
         assert loaded.settings.engine.quantization.large == "int8"
         assert loaded.origin("engine.quantization.threshold") == "--set engine.quantization.threshold"
 
+    def test_a_mapping_given_whole_replaces_the_one_before(self, tmp_path: Path) -> None:
+        """Another policy does not inherit the options of the one in the file."""
+        text = "engine:\n  cache_policy: {name: geometric, lambda: 0.8}\n"
+        loaded = load(tmp_path, text, "engine.cache_policy={name: adaptive}")
+        assert loaded.settings.engine.cache_policy == NamedPart(name="adaptive")
+        assert loaded.origin("engine.cache_policy.name") == "--set engine.cache_policy"
+
+    def test_a_key_of_a_mapping_outlives_the_mapping_in_an_earlier_place(self, tmp_path: Path) -> None:
+        """The variable's mapping replaces the file's, and the command line changes one key of it."""
+        loaded = load(
+            tmp_path,
+            "engine:\n  quantization: {small: a, large: b, threshold: 9}\n",
+            "engine.quantization.threshold=2",
+            SSD_ENGINE__QUANTIZATION="{small: c, large: d, threshold: 3}",
+        )
+        assert loaded.settings.engine.quantization.names == ("c", "d")
+        assert loaded.settings.engine.quantization.threshold == 2
+
+    def test_settings_made_in_code_read_no_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What a program passes is what it gets, whatever the process's variables say."""
+        monkeypatch.setenv("SSD_LOG__LEVEL", "debug")
+        monkeypatch.setenv("LOG", '{"level": "error"}')
+        monkeypatch.setenv("PLUGINS", '["x"]')
+        assert Settings().log.level == "info"
+        assert Settings().plugins == ()
+        assert load_settings(None).settings.log.level == "debug"
+
     def test_other_variables_are_not_ours(self, tmp_path: Path) -> None:
         """Only the prefix SSD_ is looked at."""
         assert load(tmp_path, "", PATH="/bin", SSDX="1").settings == Settings()
@@ -264,6 +291,24 @@ class TestMistakes:
     def test_an_unknown_variable_is_an_error_that_names_it(self, tmp_path: Path, name: str) -> None:
         """A misspelt variable would otherwise be silently ignored."""
         assert complaint(tmp_path, "", **{name: "x"}).startswith(f"{name} ")
+
+    @pytest.mark.parametrize(
+        ("name", "meant"),
+        [
+            ("SSD_ENGINE_MODEL", "SSD_ENGINE__MODEL"),
+            ("SSD_ENGINE_MAX_BATCH_SIZE", "SSD_ENGINE__MAX_BATCH_SIZE"),
+            ("SSD_SCHEDULER__POLCY", "SSD_SCHEDULER__POLICY"),
+            ("SSD_ENGINE__QUANTIZATION__TRESHOLD", "SSD_ENGINE__QUANTIZATION__THRESHOLD"),
+        ],
+    )
+    def test_an_unknown_variable_gets_a_suggestion(self, tmp_path: Path, name: str, meant: str) -> None:
+        """The whole variable as it should be written; one underscore too few is the usual mistake."""
+        text = "engine: {quantization: {small: a, large: b, threshold: 9}}"
+        assert f": unknown key; did you mean {meant!r}? allowed: " in complaint(tmp_path, text, **{name: "1"})
+
+    def test_names_of_sections_are_written_small(self, tmp_path: Path) -> None:
+        """`Engine` is no other spelling of `engine`: one of the two would be lost."""
+        assert "Engine: unknown key; did you mean 'engine'?" in complaint(tmp_path, "Engine: {top_p: 1}")
 
     def test_a_wrong_variable_and_override_name_themselves(self, tmp_path: Path) -> None:
         """Whoever gave the value is named, not the file."""
