@@ -109,18 +109,21 @@ class Lane:
             )
             self._hand_over(loop, future, result, error, record)
 
-    def _execute(self, command: Command) -> tuple[Any, BaseException | None]:
+    def _execute(self, command: Command) -> tuple[Any, Exception | None]:
         try:
             return self._worker.execute(command), None
-        except BaseException as error:  # a lane outlives whatever its worker does
-            return None, error
+        except Exception as error:
+            # a future refuses StopIteration, and whoever awaits it would wait for ever
+            return None, RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
+        except BaseException as error:  # a lane outlives whatever its worker does, and so does the loop
+            return None, RuntimeError(repr(error))
 
     def _hand_over(
         self,
         loop: asyncio.AbstractEventLoop,
         future: asyncio.Future[Any],
         result: Any,
-        error: BaseException | None,
+        error: Exception | None,
         record: CommandRecord,
     ) -> None:
         def resolve() -> None:
@@ -136,5 +139,5 @@ class Lane:
         try:
             loop.call_soon_threadsafe(resolve)
         except RuntimeError:
-            # the loop is gone, and with it everybody who waited
-            self._closed = True
+            # the loop is gone, and with it everybody who waited or will ever submit
+            self.close()
