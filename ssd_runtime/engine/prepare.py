@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ssd_runtime.engine.stopping import AnswerEnd
 from ssd_runtime.errors import ContextLengthError, RequestError
 from ssd_runtime.messages import Draw
 from ssd_runtime.models.tokenizer import TextDecoder, Tokenizer
 from ssd_runtime.sequence import Sequence
-from ssd_runtime.types import Message, Request
+from ssd_runtime.settings.request import parse_params
+from ssd_runtime.types import Message, Request, SamplingParams
 
 SEED_BITS = 64
 
@@ -27,12 +28,12 @@ class Limits:
 def prepare(request: Request, tokenizer: Tokenizer, limits: Limits) -> tuple[Sequence, AnswerEnd]:
     """The sequence of `request`, and the rules that end it.
 
-    Raises `RequestError` for an empty or impossible prompt, `ContextLengthError` when prompt and
+    Raises `RequestError` for an impossible prompt or parameter, `ContextLengthError` when prompt and
     completion do not fit the context. Tokenising a long text takes a while: call it on a worker thread.
     """
+    params = _checked(request.params)
     token_ids = _prompt_ids(request, tokenizer, limits)
-    max_tokens = _max_tokens(request, len(token_ids), limits)
-    params = request.params
+    max_tokens = _max_tokens(params, len(token_ids), limits)
     seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed % 2**SEED_BITS
     draw = Draw(seed, params.temperature, params.top_k, params.top_p, params.min_p)
     eos = () if params.ignore_eos else tokenizer.eos_token_ids
@@ -45,6 +46,13 @@ def prepare(request: Request, tokenizer: Tokenizer, limits: Limits) -> tuple[Seq
         max_tokens=max_tokens,
     )
     return sequence, end
+
+
+def _checked(params: SamplingParams) -> SamplingParams:
+    """Parameters made by hand keep the same rules as those that came as JSON."""
+    given = {field.name: getattr(params, field.name) for field in fields(params)}
+    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    return parse_params({name: value for name, value in lists.items() if value not in (None, [])}, params)
 
 
 def _prompt_ids(request: Request, tokenizer: Tokenizer, limits: Limits) -> list[int]:
@@ -78,13 +86,14 @@ def _check_ids(token_ids: Seq[int], vocab_size: int) -> None:
         )
 
 
-def _max_tokens(request: Request, num_prompt: int, limits: Limits) -> int:
+def _max_tokens(params: SamplingParams, num_prompt: int, limits: Limits) -> int:
     left = limits.context - num_prompt
-    wanted = request.params.max_tokens
+    wanted = params.max_tokens
     if left < 1 or (wanted is not None and wanted > left):
         completion = "at least 1 token" if wanted is None else f"max_tokens {wanted}"
         raise ContextLengthError(
-            f"the context holds {limits.context} tokens (scheduler.max_tokens); got a prompt of {num_prompt} "
+            f"the context holds {limits.context} tokens (the least of scheduler.max_tokens, "
+            f"engine.kv_cache_tokens and what the model was made for); got a prompt of {num_prompt} "
             f"tokens and {completion}; shorten the prompt or lower max_tokens",
             "max_tokens" if left >= 1 else "prompt",
         )
