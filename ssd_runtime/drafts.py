@@ -67,7 +67,8 @@ def make_draft(
         model,
         sampler,
         policy.allot,
-        num_candidates=min(engine.branch_budget + SPARE_CANDIDATES, target.config.vocab_size),
+        vocab_size=target.config.vocab_size,
+        num_candidates=engine.branch_budget + SPARE_CANDIDATES,
         clock=clock,
     )
     return Draft(name, worker, model.max_context, model.weight_bytes)

@@ -39,13 +39,21 @@ class DraftWorker:
     """Owns a draft model and one trunk per sequence."""
 
     def __init__(
-        self, draft: DraftModel, sampler: DraftSampler, allot: Allot, *, num_candidates: int, clock: Clock
+        self,
+        draft: DraftModel,
+        sampler: DraftSampler,
+        allot: Allot,
+        *,
+        vocab_size: int,
+        num_candidates: int,
+        clock: Clock,
     ) -> None:
-        """num_candidates: how many likely tokens to rank at each position."""
+        """vocab_size: the target's. num_candidates: how many likely tokens to rank at each position."""
         self._draft = draft
         self._sampler = sampler
         self._allot = allot
-        self._num_candidates = num_candidates
+        self._vocab_size = vocab_size
+        self._num_candidates = min(num_candidates, vocab_size, draft.vocab_size)
         self._clock = clock
         self._trunks: dict[int, Trunk] = {}
 
@@ -118,7 +126,7 @@ class DraftWorker:
         """Extend every line by one pass."""
         started = self._clock()
         feeds = [line.feed() for line in lines]
-        logits = self._draft.extend(feeds)
+        logits = self._draft.extend(feeds)[:, : self._vocab_size]
         draws = [line.draw for line, feed in zip(lines, feeds, strict=True) for _ in range(feed.num_logits)]
         positions = [feed.state.length - i for feed in feeds for i in reversed(range(feed.num_logits))]
         drafted = self._sampler.draft(logits, draws, positions, self._num_candidates)

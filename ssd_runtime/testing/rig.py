@@ -28,7 +28,7 @@ from ssd_runtime.speculation.memory import Memories
 from ssd_runtime.speculation.model_draft import DecoderDraft, DraftModel
 from ssd_runtime.speculation.speculator import Speculator
 from ssd_runtime.stats import RoundRecord
-from ssd_runtime.testing.scripted import ScriptedLane
+from ssd_runtime.testing.scripted import VOCAB, ScriptedLane
 from ssd_runtime.types import Answer, Mode, Output, Request
 
 PATIENT = 60.0
@@ -57,10 +57,16 @@ def even(margins: Sequence[float], budget: int) -> list[int]:
     return fanout.uniform(budget, len(margins))
 
 
-def draft_worker(draft: DraftModel, budget: int = 8) -> DraftWorker:
+def draft_worker(draft: DraftModel, budget: int = 8, vocab_size: int = VOCAB) -> DraftWorker:
     """The worker of a draft's lane."""
-    count = min(budget + 1, draft.vocab_size)
-    return DraftWorker(draft, PlainSampler(), even, num_candidates=count, clock=ManualClock())
+    return DraftWorker(
+        draft,
+        PlainSampler(),
+        even,
+        vocab_size=vocab_size,
+        num_candidates=budget + 1,
+        clock=ManualClock(),
+    )
 
 
 def decoder_draft(model: LoadedModel, num_blocks: int = 512, block_size: int = 4) -> DecoderDraft:
