@@ -36,7 +36,7 @@ from ssd_runtime.speculation.guard import GuardedProposer
 from ssd_runtime.speculation.hybrid import FixedMode, HybridController, ModeController
 from ssd_runtime.speculation.memory import Memories
 from ssd_runtime.speculation.speculator import Speculator
-from ssd_runtime.stats import RoundRecord
+from ssd_runtime.telemetry.observers import Broadcast
 from ssd_runtime.telemetry.trace import TraceWriter
 from ssd_runtime.types import Mode
 
@@ -144,7 +144,11 @@ class _Builder:
         """The whole engine."""
         model = self._model(self._settings.engine.model, self._settings.engine.quantization.small)
         limits = Limits(
-            context=min(self._settings.scheduler.max_tokens, model.config.max_position),
+            context=min(
+                self._settings.scheduler.max_tokens,
+                self._settings.kv_cache_tokens,
+                model.config.max_position,
+            ),
             vocab_size=model.config.vocab_size,
         )
         draft = self._draft(model)
@@ -176,7 +180,6 @@ class _Builder:
         kv = model.decoder.new_kv(num_blocks, engine.block_size, _kv_dtype(engine.kv_cache_dtype))
         sampler = self._registries.samplers.get(engine.sampler)()
         target = self._lane("target", TargetWorker(model.decoder, kv, sampler), self._places.target)
-        observers = [self._registries.observers.get(name)() for name in self._registries.observers.names()]
         return EngineCore(
             target=target,
             scheduler=Scheduler(
@@ -189,7 +192,7 @@ class _Builder:
             speculator=speculator,
             clock=self._clock,
             max_queue=scheduler.max_queue,
-            on_round=_broadcast([observer.observe for observer in observers] + self._trace_rounds()),
+            on_round=self._observers(),
         )
 
     def _speculator(self, draft: Draft | None, limits: Limits) -> Speculator:
@@ -235,8 +238,10 @@ class _Builder:
         self._lanes.append(lane)
         return lane
 
-    def _trace_rounds(self) -> list[Callable[[RoundRecord], None]]:
-        return [self._trace.round] if self._trace is not None else []
+    def _observers(self) -> Broadcast:
+        registry = self._registries.observers
+        listeners = {name: registry.get(name)().observe for name in registry.names()}
+        return Broadcast(listeners | ({"trace": self._trace.round} if self._trace is not None else {}))
 
 
 def _places(settings: Settings) -> Places:
@@ -246,8 +251,6 @@ def _places(settings: Settings) -> Places:
     return place(target, draft, settings.scheduler.policy)
 
 
-def _controller(policy: Mode, has_draft: bool) -> ModeController:
-    if policy is Mode.HYBRID and has_draft:
         return HybridController((Mode.AUTOREGRESSIVE, Mode.SPECULATIVE, Mode.SSD))
     return FixedMode(policy)
 
@@ -257,11 +260,3 @@ def _kv_dtype(name: str) -> torch.dtype:
 
     dtype: torch.dtype = getattr(torch, KV_DTYPES[name])
     return dtype
-
-
-def _broadcast(listeners: Sequence[Callable[[RoundRecord], None]]) -> Callable[[RoundRecord], None]:
-    def tell(record: RoundRecord) -> None:
-        for listener in listeners:
-            listener(record)
-
-    return tell
