@@ -14,7 +14,7 @@ from ssd_runtime.build import LoadModel, Parts, Progress, build, load_configured
 from ssd_runtime.engine.live import LiveRequest
 from ssd_runtime.engine.prepare import prepare
 from ssd_runtime.engine.thread import LoopThread
-from ssd_runtime.errors import EngineClosedError, SSDError
+from ssd_runtime.errors import EngineClosedError, RequestError, SSDError
 from ssd_runtime.faces import answer_of
 from ssd_runtime.settings.load import Loaded, load_settings
 from ssd_runtime.settings.schema import Settings
@@ -117,6 +117,7 @@ class Engine:
         """
         request = self._request(request, params)
         parts = self._running
+        _check_speculation(request, parts)
         sequence, end = await asyncio.to_thread(prepare, request, parts.tokenizer, parts.limits)
         pieces: asyncio.Queue[Output | SSDError] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -167,3 +168,13 @@ class Engine:
         if not wanted.enabled:
             return Mode.AUTOREGRESSIVE
         return wanted.mode or self.settings.scheduler.policy
+
+
+def _check_speculation(request: Request, parts: Parts) -> None:
+    wanted = request.speculation.mode
+    if wanted in (Mode.SPECULATIVE, Mode.SSD) and not parts.has_draft:
+        raise RequestError(
+            f"speculation.mode: got {wanted.value!r}, but this engine runs without a draft; expected "
+            "'autoregressive', or an engine with another scheduler.policy and engine.draft_model",
+            "speculation.mode",
+        )

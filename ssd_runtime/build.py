@@ -76,6 +76,7 @@ class Parts:
     core: EngineCore
     tokenizer: Tokenizer
     limits: Limits
+    has_draft: bool
     draft_weight_bytes: int
     clock: Clock
     lanes: list[Lane]
@@ -157,6 +158,7 @@ class _Builder:
             core=self._core(model, speculator),
             tokenizer=model.tokenizer,
             limits=limits,
+            has_draft=draft is not None,
             draft_weight_bytes=draft.weight_bytes if draft else 0,
             clock=self._clock,
             lanes=self._lanes,
@@ -251,6 +253,8 @@ def _places(settings: Settings) -> Places:
     return place(target, draft, settings.scheduler.policy)
 
 
+def _controller(policy: Mode, has_draft: bool) -> ModeController:
+    if policy is Mode.HYBRID and has_draft:
         return HybridController((Mode.AUTOREGRESSIVE, Mode.SPECULATIVE, Mode.SSD))
     return FixedMode(policy)
 
