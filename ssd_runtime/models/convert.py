@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -25,11 +25,9 @@ from torch import Tensor
 from ssd_runtime.errors import ModelError
 from ssd_runtime.models.config import DecoderConfig, RopeScaling
 from ssd_runtime.models.gguf import GGUFFile
+from ssd_runtime.models.loading import Progress
 from ssd_runtime.models.safetensors import read_json
 from ssd_runtime.models.tokenizer import save_gguf_tokenizer
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
 
 FORMAT_VERSION = 1
 SHARD_BYTES = 1 << 30

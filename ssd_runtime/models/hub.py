@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ssd_runtime.errors import ModelError
+from ssd_runtime.models.loading import Progress
 
 PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
 
 
-def fetch(repo_id: str, progress: Callable[[str, int, int], None]) -> Path:
+def fetch(repo_id: str, progress: Progress) -> Path:
     """The folder of a hub model. Environment: huggingface_hub's own (HF_HOME, HF_ENDPOINT, …).
 
     Raises ModelError when it is not in the cache and cannot be downloaded.
@@ -35,7 +35,7 @@ def _cached(repo_id: str) -> Path | None:
     return folder if (folder / "config.json").is_file() else None
 
 
-def _downloaded(repo_id: str, progress: Callable[[str, int, int], None]) -> Path:
+def _downloaded(repo_id: str, progress: Progress) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -51,7 +51,7 @@ def _downloaded(repo_id: str, progress: Callable[[str, int, int], None]) -> Path
         ) from error
 
 
-def _bar(what: str, progress: Callable[[str, int, int], None]) -> type[Any]:
+def _bar(what: str, progress: Progress) -> type[Any]:
     """A tqdm class that draws nothing and reports to `progress`."""
     from huggingface_hub.utils import tqdm
 
