@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from ssd_runtime.clock import ManualClock
 from ssd_runtime.device.lane import Worker
@@ -75,6 +77,31 @@ def decoder_draft(model: LoadedModel, num_blocks: int = 512, block_size: int = 4
     return DecoderDraft(model.decoder, kv, BlockManager(num_blocks, block_size), model.config.vocab_size)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RigSettings:
+    """What a rig can be told; `length` is K.
+
+    automatic: every command is done as it is submitted, so that builds reach their full depth.
+    fallback: sources, or `draft` and `shadow` by name. patience: seconds, as `DraftLane` has them.
+    draft_lane: replaces the scripted one. controller: replaces `mode`.
+    """
+
+    mode: Mode = Mode.SSD
+    length: int = 4
+    budget: int = 8
+    num_blocks: int = 256
+    block_size: int = 4
+    max_batch_size: int = 4
+    max_batch_tokens: int = 64
+    max_queue: int = 64
+    context: int = 256
+    fallback: Sequence[str | Source] = ()
+    controller: ModeController | None = None
+    automatic: bool = True
+    patience: float = PATIENT
+    draft_lane: LaneLike | None = None
+
+
 class Rig:
     """An `EngineCore` whose lanes are scripted.
 
@@ -82,57 +109,24 @@ class Rig:
     completions and pieces in the order in which they happened.
     """
 
-    def __init__(
-        self,
-        target: LoadedModel,
-        draft: Worker | None = None,
-        *,
-        mode: Mode = Mode.SSD,
-        length: int = 4,
-        budget: int = 8,
-        num_blocks: int = 256,
-        block_size: int = 4,
-        max_batch_size: int = 4,
-        max_batch_tokens: int = 64,
-        max_queue: int = 64,
-        context: int = 256,
-        fallback: Iterable[str | Source] = (),
-        controller: ModeController | None = None,
-        automatic: bool = True,
-        patience: float = PATIENT,
-        draft_lane: LaneLike | None = None,
-    ) -> None:
-        """automatic: every command is done as it is submitted, so that builds reach their full depth.
-
-        fallback: sources, or `draft` and `shadow` by name. draft_lane: replaces the scripted one.
-        """
+    def __init__(self, target: LoadedModel, draft: Worker | None = None, **settings: Any) -> None:
+        """`draft`: the worker of the draft's lane. `settings`: see `RigSettings`."""
+        self.settings = RigSettings(**settings)
         self.journal: list[tuple[str, str, str]] = []
         self.pieces: dict[str, list[Output | SSDError]] = {}
         self.records: list[RoundRecord] = []
         self.clock = ManualClock()
-        self.blocks = BlockManager(num_blocks, block_size)
-        self.limits = Limits(min(context, num_blocks * block_size), target.config.vocab_size)
-        self._tokenizer = target.tokenizer
-        worker = TargetWorker(target.decoder, target.decoder.new_kv(num_blocks, block_size), PlainSampler())
-        self.target = ScriptedLane("target", worker=worker, automatic=automatic, journal=self.journal)
-        self.draft = ScriptedLane("draft", worker=draft, automatic=automatic, journal=self.journal)
-        used = draft_lane or (self.draft if draft else None)
-        lane = DraftLane(used, name="scripted", patience=lambda: patience) if used else None
-        self.speculator = self._speculator(lane, length, budget, fallback, controller or FixedMode(mode))
-        self.core = EngineCore(
-            target=self.target,
-            scheduler=Scheduler(
-                self.blocks,
-                max_batch_size=max_batch_size,
-                max_batch_tokens=max_batch_tokens,
-                order=lambda sequence: sequence.uid,
-                on_preempt=self.speculator.forget,
-            ),
-            speculator=self.speculator,
-            clock=self.clock,
-            max_queue=max_queue,
-            on_round=self.records.append,
+        self.blocks = BlockManager(self.settings.num_blocks, self.settings.block_size)
+        self.limits = Limits(
+            min(self.settings.context, self.blocks.num_blocks * self.blocks.block_size),
+            target.config.vocab_size,
         )
+        self._tokenizer = target.tokenizer
+        kv = target.decoder.new_kv(self.blocks.num_blocks, self.blocks.block_size)
+        self.target = self._lane("target", TargetWorker(target.decoder, kv, PlainSampler()))
+        self.draft = self._lane("draft", draft)
+        self.speculator = self._speculator(has_draft=draft is not None)
+        self.core = self._core()
 
     def submit(self, request: Request) -> TokenSequence:
         """Hand a request to the core, as `Engine` does; raises what `prepare` raises."""
@@ -183,26 +177,40 @@ class Rig:
         scheduler = self.core.scheduler
         self.blocks.check([sequence.table for sequence in (*scheduler.running, *scheduler.waiting)])
 
-    def _speculator(
-        self,
-        lane: DraftLane | None,
-        length: int,
-        budget: int,
-        fallback: Iterable[str | Source],
-        controller: ModeController,
-    ) -> Speculator:
-        memories = Memories()
+    def _lane(self, name: str, worker: Worker | None) -> ScriptedLane:
+        return ScriptedLane(name, worker=worker, automatic=self.settings.automatic, journal=self.journal)
+
+    def _core(self) -> EngineCore:
+        return EngineCore(
+            target=self.target,
+            scheduler=Scheduler(
+                self.blocks,
+                max_batch_size=self.settings.max_batch_size,
+                max_batch_tokens=self.settings.max_batch_tokens,
+                order=lambda sequence: sequence.uid,
+                on_preempt=self.speculator.forget,
+            ),
+            speculator=self.speculator,
+            clock=self.clock,
+            max_queue=self.settings.max_queue,
+            on_round=self.records.append,
+        )
+
+    def _speculator(self, *, has_draft: bool) -> Speculator:
+        chosen, memories = self.settings, Memories()
+        used = chosen.draft_lane or (self.draft if has_draft else None)
+        lane = DraftLane(used, name="scripted", patience=lambda: chosen.patience) if used else None
         drafting = DraftSource(lane) if lane else None
         named: dict[str, Source | None] = {"draft": drafting, "shadow": ShadowSource(memories.recall)}
-        sources = [named[source] if isinstance(source, str) else source for source in fallback]
+        sources = [named[source] if isinstance(source, str) else source for source in chosen.fallback]
         return Speculator(
             draft=lane,
             drafting=drafting,
             fallback=[source for source in sources if source is not None],
             memories=memories,
-            controller=controller,
-            budget=WholeBudget(budget, length),
-            length=length,
+            controller=chosen.controller or FixedMode(chosen.mode),
+            budget=WholeBudget(chosen.budget, chosen.length),
+            length=chosen.length,
             max_context=self.limits.context,
             clock=self.clock,
         )

@@ -1,4 +1,4 @@
-"""Parts that do what a test tells them: lanes, drafts with known tokens, whole toy engines.
+"""Parts that do what a test tells them: lanes, and drafts with known tokens.
 
 For the tests of this project and for those of plugins; needs no files and no network.
 """
@@ -15,18 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssd_runtime.app import Engine
-from ssd_runtime.build import Progress
 from ssd_runtime.device.lane import Worker
-from ssd_runtime.hooks.kinds import Proposer
-from ssd_runtime.hooks.registry import Registry
-from ssd_runtime.hooks.specs import hookimpl
 from ssd_runtime.memory.blocks import OutOfBlocks
-from ssd_runtime.models.linear import Quantizer
-from ssd_runtime.models.loading import LoadedModel
-from ssd_runtime.settings.load import load_settings
-from ssd_runtime.speculation.model_draft import DraftModel, DraftState, Feed
-from ssd_runtime.testing.toy import toy_decoder
+from ssd_runtime.speculation.model_draft import DraftState, Feed
 
 VOCAB = 64
 CERTAIN = 1000.0
@@ -260,51 +251,3 @@ class ScriptedDraft:
         state.length += len(feed.token_ids)
         first = before + len(feed.token_ids) - feed.num_logits
         return [self._rule(state.token_ids[: first + i + 1]) for i in range(feed.num_logits)]
-
-
-def toy_engine(
-    *overrides: str,
-    seed: int = 1,
-    draft: DraftModel | None = None,
-    proposer: Proposer | None = None,
-    plugins: Sequence[object] = (),
-    models: dict[str, LoadedModel] | None = None,
-    scale: float = 0.3,
-) -> Engine:
-    """An engine on the toy model `seed`; `overrides` are settings, as `key=value`.
-
-    Its draft is `draft` (called `scripted`), or what `engine.draft_model` says: `toy/5` is the toy
-    model of seed 5. `proposer` can be named as `scripted-proposer`. `models` puts models of one's
-    own under their names. The environment is not looked at.
-    """
-    given = ["engine.model=toy/target", "engine.fallback=[]", "engine.draft_quantization=none"]
-    given += ["engine.draft_model=scripted"] if draft else []
-    known = {"toy/target": toy_decoder(seed, vocab=VOCAB, scale=scale)} | (models or {})
-
-    def load(name: str, quantizer: Quantizer, progress: Progress) -> LoadedModel:
-        if name not in known:
-            known[name] = toy_decoder(int(name.removeprefix("toy/")), VOCAB, scale=scale, quantizer=quantizer)
-        return known[name]
-
-    loaded = load_settings(None, [*given, *overrides], environ={})
-    return Engine(loaded, load_model=load, plugins=[ScriptedPlugin(draft, proposer), *plugins])
-
-
-class ScriptedPlugin:
-    """A plugin that provides `draft` as `scripted` and `proposer` as `scripted-proposer`."""
-
-    def __init__(self, draft: DraftModel | None = None, proposer: Proposer | None = None) -> None:
-        self._draft = draft
-        self._proposer = proposer
-
-    @hookimpl
-    def ssd_register_draft_models(self, registry: Registry[DraftModel]) -> None:
-        """Register the draft, which serves one engine."""
-        if (draft := self._draft) is not None:
-            registry.register("scripted", lambda target: draft)
-
-    @hookimpl
-    def ssd_register_proposers(self, registry: Registry[Proposer]) -> None:
-        """Register the proposer."""
-        if (proposer := self._proposer) is not None:
-            registry.register("scripted-proposer", lambda: proposer)
