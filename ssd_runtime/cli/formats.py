@@ -5,13 +5,13 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from ssd_runtime.cli.streams import MAX_LINE_BYTES
 from ssd_runtime.errors import RequestError, SSDError
+from ssd_runtime.settings.json_object import json_object
 from ssd_runtime.types import Answer
 
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
@@ -66,16 +66,7 @@ class JsonLinesFormat:
 
     def body(self, line: bytes) -> Mapping[str, Any]:
         """The line's object."""
-        text = decoded(line)
-        try:
-            data = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates)
-        except RecursionError:
-            raise RequestError("not valid JSON: it is nested too deeply") from None
-        except ValueError as error:
-            raise RequestError(f"not valid JSON: {error}") from None
-        if not isinstance(data, dict):
-            raise RequestError(f"got {type(data).__name__} {text[:40]}, expected a JSON object")
-        return data
+        return json_object(decoded(line))
 
     def answer(self, request_id: object, answer: Answer) -> str:
         """Everything that is known about the answer."""
@@ -127,15 +118,3 @@ def unescape(line: str) -> str:
 
 def _line(value: Mapping[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"got {name}, which is no number in JSON")
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data = dict(pairs)
-    if len(data) < len(pairs):
-        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"{twice!r} is given twice")
-    return data

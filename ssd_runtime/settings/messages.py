@@ -9,14 +9,20 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from ssd_runtime.settings.schema import Settings
 
 PREFIX = "SSD_"
 """How the names of our environment variables begin."""
-_KINDS = {int: "an integer", float: "a number", str: "a string", tuple: "a list"}
+_KINDS = {
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    tuple: "a list",
+    SecretStr: "a string, in quotes where it looks like a number",
+}
 
 
 def describe(error: ValidationError, origin: Callable[[str], str]) -> Iterator[tuple[str, str]]:
@@ -35,7 +41,13 @@ def _describe(error: Mapping[str, Any], origin: Callable[[str], str]) -> tuple[s
         return key, _unknown(path, origin(key))
     if error["type"] == "missing":
         return key, "missing, and it has no default"
-    return key, f"got {error['input']!r}, expected {_expected(error, path)}"
+    return key, f"got {_shown(error, path)}, expected {_expected(error, path)}"
+
+
+def _shown(error: Mapping[str, Any], path: Sequence[str]) -> str:
+    found = field_at(path)
+    is_secret = found is not None and _bare(found.annotation) is SecretStr
+    return "a value that is not shown" if is_secret else repr(error["input"])
 
 
 def field_at(path: Sequence[str]) -> FieldInfo | None:
@@ -118,7 +130,7 @@ def _limits(found: FieldInfo) -> str:
     above = next((limit.gt for limit in found.metadata if isinstance(limit, Gt)), None)
     high = next((limit.le for limit in found.metadata if isinstance(limit, Le)), None)
     if above is not None:
-        return f"above {above}, up to {high}"
+        return f"above {above}" if high is None else f"above {above}, up to {high}"
     if low is None:
         return ""
     return f"at least {low}" if high is None else f"{low} to {high}"

@@ -10,7 +10,16 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    Strict,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from ssd_runtime.types import Mode
@@ -90,7 +99,7 @@ class EngineSettings(_Section):
     )
     sampler: Name = Field("coupled", description="How tokens are drawn and drafts verified.")
     cache_policy: Part = Field(
-        NamedPart(name="geometric"),
+        NamedPart(name="adaptive"),
         description="Which outcomes are prepared: a name, or a mapping with the policy's options.",
     )
     quantization: Quantization = Field(
@@ -142,10 +151,23 @@ class PlacementSettings(_Section):
 
 
 class ServerSettings(_Section):
-    """Where the daemon listens."""
+    """Where the daemon listens, who may ask, and how long a request may take."""
 
     host: Name = Field("127.0.0.1", description="Address to listen on.")
     port: Int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    api_key: SecretStr | None = Field(
+        None, min_length=1, description="Key that every request to /v1 must carry; better in the environment."
+    )
+    api_key_file: Name | None = Field(None, description="File whose text is the key; instead of api_key.")
+    request_timeout: Float | None = Field(
+        None, gt=0, description="Seconds after which a request is ended; left out: never."
+    )
+    drain_seconds: Float = Field(
+        30.0, ge=0, description="How long a stop waits for running requests before it cancels them."
+    )
+    max_body_bytes: Int = Field(
+        1048576, ge=1024, description="Largest body of a request; larger ones are refused."
+    )
 
 
 class LogSettings(_Section):
@@ -164,7 +186,7 @@ class Settings(BaseSettings):
     scheduler: SchedulerSettings = Field(SchedulerSettings(), description="Who runs, and in which mode.")
     placement: PlacementSettings = Field(PlacementSettings(), description="Devices of the two roles.")
     plugins: tuple[Name, ...] = Field((), description="Modules to load beside installed entry points.")
-    server: ServerSettings = Field(ServerSettings(), description="Where the daemon listens.")
+    server: ServerSettings = Field(ServerSettings(), description="The daemon: address, key, limits.")
     log: LogSettings = Field(LogSettings(), description="What is logged, and how.")
 
     @classmethod
@@ -187,6 +209,12 @@ class Settings(BaseSettings):
                 f"scheduler.max_batch_tokens: got {budget}, "
                 f"expected at least engine.max_batch_size, which is {rows}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _there_is_one_key(self) -> Settings:
+        if self.server.api_key is not None and self.server.api_key_file is not None:
+            raise ValueError("server.api_key_file: got a file beside server.api_key, expected one of the two")
         return self
 
     @property

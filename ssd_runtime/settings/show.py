@@ -7,14 +7,14 @@ from enum import Enum
 from typing import Any
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from ssd_runtime.settings.load import Loaded
 from ssd_runtime.settings.schema import NamedPart, QuantizationByBatch
 
 
 def as_yaml(loaded: Loaded) -> str:
-    """The settings as a file that loads to the same settings; comments say where values came from."""
+    """The settings as a file that loads to the same settings, but for secrets; comments give the origins."""
     return "\n".join(_lines(loaded)) + "\n"
 
 
@@ -26,6 +26,8 @@ def plain(value: object) -> Any:
         return value.small if len(value.names) == 1 else value.model_dump()
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, SecretStr):
+        return str(value)
     return list(value) if isinstance(value, tuple) else value
 
 
