@@ -16,19 +16,16 @@ import structlog
 from ssd_runtime.clock import Clock, monotonic
 from ssd_runtime.device.cores import use_torch_threads
 from ssd_runtime.device.lane import Lane, Worker
-from ssd_runtime.device.placement import Places, place
 from ssd_runtime.drafts import Draft, make_draft
 from ssd_runtime.engine.core import EngineCore
 from ssd_runtime.engine.prepare import Limits
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.target import TargetWorker
-from ssd_runtime.errors import ConfigError
 from ssd_runtime.hooks.manager import PluginManager
 from ssd_runtime.hooks.registry import Registries
-from ssd_runtime.inventory import KV_DTYPES, check_parts
+from ssd_runtime.inventory import KV_DTYPES, check_parts, places
 from ssd_runtime.memory.blocks import BlockManager
 from ssd_runtime.settings.load import Loaded
-from ssd_runtime.settings.schema import Settings
 from ssd_runtime.speculation.budget import BudgetChooser
 from ssd_runtime.speculation.draft_lane import DraftLane
 from ssd_runtime.speculation.fallback import DraftSource, ProposerSource, ShadowSource, Source
@@ -51,6 +48,7 @@ log = structlog.get_logger(__name__)
 
 PATIENCE_SECONDS = 0.5
 """How long a round waits for a draft that should have stopped; twice, see `DraftLane`."""
+PATIENCE_VERIFICATIONS = 4
 PROPOSER_SECONDS = 0.25
 
 Progress = Callable[[str, int, int], None]
@@ -80,6 +78,7 @@ class Parts:
     draft_weight_bytes: int
     clock: Clock
     lanes: list[Lane]
+    draft_lane: DraftLane | None
     proposers: list[GuardedProposer]
     trace: TraceWriter | None
     model_name: str
@@ -87,6 +86,11 @@ class Parts:
     async def run(self) -> None:
         """The engine's life, on the engine's loop."""
         await self.core.run()
+
+    def status(self) -> dict[str, str]:
+        """What the draft and each proposer say of themselves, by name."""
+        draft = {"draft": self.draft_lane.status} if self.draft_lane is not None else {}
+        return draft | {proposer.name: proposer.status for proposer in self.proposers}
 
     def close(self) -> None:
         """End the lanes and the trace."""
@@ -117,7 +121,7 @@ def build(
     for plugin in plugins:
         manager.register(plugin, getattr(plugin, "__name__", type(plugin).__name__))
     check_parts(loaded, manager.registries)
-    return _Builder(loaded.settings, manager.registries, load_model, progress, trace).parts()
+    return _Builder(loaded, manager.registries, load_model, progress, trace).parts()
 
 
 class _Builder:
@@ -125,20 +129,21 @@ class _Builder:
 
     def __init__(
         self,
-        settings: Settings,
+        loaded: Loaded,
         registries: Registries,
         load_model: LoadModel,
         progress: Progress,
         trace: Path | None,
     ) -> None:
-        self._settings = settings
+        self._settings = loaded.settings
         self._registries = registries
         self._load_model = load_model
         self._progress = progress
         self._clock = monotonic
         self._trace = TraceWriter(trace, self._clock) if trace is not None else None
-        self._places = _places(settings)
+        self._places = places(loaded)
         self._lanes: list[Lane] = []
+        self._draft_lane: DraftLane | None = None
         self._proposers: list[GuardedProposer] = []
 
     def parts(self) -> Parts:
@@ -162,6 +167,7 @@ class _Builder:
             draft_weight_bytes=draft.weight_bytes if draft else 0,
             clock=self._clock,
             lanes=self._lanes,
+            draft_lane=self._draft_lane,
             proposers=self._proposers,
             trace=self._trace,
             model_name=model.name,
@@ -199,10 +205,11 @@ class _Builder:
 
     def _speculator(self, draft: Draft | None, limits: Limits) -> Speculator:
         engine = self._settings.engine
+        budget = BudgetChooser(engine.branch_budget, engine.speculative_length)
         lane = None
         if draft is not None:
             thread = self._lane("draft", draft.worker, self._places.draft)
-            lane = DraftLane(thread, name=draft.name, patience=lambda: PATIENCE_SECONDS)
+            lane = self._draft_lane = DraftLane(thread, name=draft.name, patience=lambda: _patience(budget))
         drafting = DraftSource(lane) if lane is not None else None
         memories = Memories()
         return Speculator(
@@ -211,7 +218,7 @@ class _Builder:
             fallback=[self._source(name, memories, drafting, limits) for name in engine.fallback],
             memories=memories,
             controller=_controller(self._settings.scheduler.policy, lane is not None),
-            budget=BudgetChooser(engine.branch_budget, engine.speculative_length),
+            budget=budget,
             length=engine.speculative_length,
             max_context=min(limits.context, draft.max_context) if draft else limits.context,
             clock=self._clock,
@@ -246,11 +253,9 @@ class _Builder:
         return Broadcast(listeners | ({"trace": self._trace.round} if self._trace is not None else {}))
 
 
-def _places(settings: Settings) -> Places:
-    target, draft = settings.placement.target, settings.placement.draft
-    if not isinstance(target, str) or not isinstance(draft, str):
-        raise ConfigError("placement: lists of devices are not available; available: auto, cpu:N, cpu:N-M")
-    return place(target, draft, settings.scheduler.policy)
+def _patience(budget: BudgetChooser) -> float:
+    """Where verifying is slow, so is drafting: big models are not hanging."""
+    return max(PATIENCE_SECONDS, PATIENCE_VERIFICATIONS * budget.verification_seconds)
 
 
 def _controller(policy: Mode, has_draft: bool) -> ModeController:

@@ -45,6 +45,11 @@ class BudgetChooser:
         """The target took this long for a round's verification."""
         self._verify.add(seconds)
 
+    @property
+    def verification_seconds(self) -> float:
+        """How long a verification takes of late; 0 before the first."""
+        return self._verify.value or 0.0
+
     def note_steps(self, steps: Iterable[StepCost]) -> None:
         """The draft took this long for its passes."""
         for step in steps:
