@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ssd_runtime.app import Engine
 from ssd_runtime.build import Progress
+from ssd_runtime.device.cores import available_cores
 from ssd_runtime.hooks.kinds import Proposer
 from ssd_runtime.hooks.registry import Registry
 from ssd_runtime.hooks.specs import hookimpl
@@ -30,9 +31,12 @@ def toy_engine(
 
     Its draft is `draft` (called `scripted`), or what `engine.draft_model` says: `toy/5` is the toy
     model of seed 5. `proposer` can be named as `scripted-proposer`. `models` puts models of one's
-    own under their names. The environment is not looked at.
+    own under their names. The environment is not looked at. Each lane has one core, since
+    products this small are only slowed down by more threads.
     """
+    cores = sorted(available_cores())
     given = ["engine.model=toy/target", "engine.fallback=[]", "engine.draft_quantization=none"]
+    given += [f"placement.target=cpu:{cores[0]}", f"placement.draft=cpu:{cores[-1]}"]
     given += ["engine.draft_model=scripted"] if draft else []
     known = {"toy/target": toy_decoder(seed, vocab=VOCAB, scale=scale)} | (models or {})
 
