@@ -99,10 +99,12 @@ async def engine_answers(
         return list(await asyncio.gather(*map(engine.complete, requests)))
 
 
-def compare(prompt: Prompt, answer: Answer, model: LoadedModel, reference: Reference) -> Comparison:
-    """Hold one greedy answer, and the decoder's logits on its prompt, against transformers."""
+def compare(
+    prompt: Prompt, answer: Answer, max_tokens: int, model: LoadedModel, reference: Reference
+) -> Comparison:
+    """Hold one greedy answer of up to `max_tokens`, and the logits on its prompt, against transformers."""
     prompt_ids = reference.prompt_ids(prompt.text)
-    expected = reference.greedy(prompt_ids, len(answer.token_ids), model.tokenizer.eos_token_ids)
+    expected = reference.greedy(prompt_ids, max_tokens, model.tokenizer.eos_token_ids)
     difference = first_difference(answer.token_ids, expected)
     gap = 0.0
     if difference is not None:
@@ -147,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model, reference = load_configured_model(name, Float32Quantizer(), no_progress), Reference(name)
     results = []
     for prompt, answer in zip(prompts, answers, strict=True):
-        results.append(compare(prompt, answer, model, reference))
+        results.append(compare(prompt, answer, options.max_tokens, model, reference))
         sys.stdout.write(results[-1].line() + "\n")
         sys.stdout.flush()
     sys.stdout.write(summary(options.mode, results) + "\n")

@@ -34,6 +34,8 @@ from ssd_runtime.telemetry.trace import read_trace
 from ssd_runtime.types import Answer, Request, SamplingParams
 
 TEMPERATURE, TOP_P = 0.9, 0.95
+PREDICTABLE = ("engine.cache_policy=geometric", "engine.fallback=[ngram]")
+"""Parts that choose outcomes without looking at noise of tokens to come: classes must be known beforehand."""
 CLASSES = {
     "autoregressive": (MISS,),
     "speculative": (MISS, BONUS),
@@ -110,7 +112,7 @@ def transformed(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Sample, judge, report; the exit status."""
     options = _parser().parse_args(arguments)
-    overrides = [f"scheduler.policy={options.mode}", *options.set]
+    overrides = [f"scheduler.policy={options.mode}", *PREDICTABLE, *options.set]
     name = Engine.from_config(overrides=overrides).settings.engine.model
     prompts = load_prompts(options.prompts)
     answers, rounds = asyncio.run(sampled_answers(prompts, options.count, options.max_tokens, overrides))

@@ -34,5 +34,5 @@ async def test_greedy_ids_and_logits_are_those_of_transformers(
     prompts = [prompts[0], prompts[3], prompts[-1]]
     answers = await engine_answers(prompts, TOKENS, [f"scheduler.policy={mode}"])
     for prompt, answer in zip(prompts, answers, strict=True):
-        result = compare(prompt, answer, model, reference)
+        result = compare(prompt, answer, TOKENS, model, reference)
         assert result.passes, result.line()

@@ -45,6 +45,7 @@ def settings(mode: str) -> list[str]:
     return [
         f"scheduler.policy={mode}",
         "scheduler.max_tokens=64",
+        "engine.cache_policy=geometric",
         "engine.draft_quantization=int4",
         "engine.speculative_length=4",
         "engine.max_batch_size=16",
