@@ -18,7 +18,7 @@ from ssd_runtime.errors import EngineClosedError, RequestError, SSDError
 from ssd_runtime.faces import answer_of
 from ssd_runtime.settings.load import Loaded, load_settings
 from ssd_runtime.settings.schema import Settings
-from ssd_runtime.types import Answer, FinishReason, Mode, Output, Request, SamplingParams
+from ssd_runtime.types import Answer, EngineSnapshot, FinishReason, Mode, Output, Request, SamplingParams
 
 CLOSE_SECONDS = 30.0
 
@@ -91,6 +91,19 @@ class Engine:
     def is_alive(self) -> bool:
         """Whether the engine's loop is running."""
         return self._thread.is_alive
+
+    def snapshot(self) -> EngineSnapshot:
+        """What the engine is doing; callable from any thread, for gauges only."""
+        parts = self._running
+        scheduler = parts.core.scheduler
+        return EngineSnapshot(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            used_blocks=scheduler.blocks.num_blocks - scheduler.blocks.num_free,
+            num_blocks=scheduler.blocks.num_blocks,
+            num_preemptions=scheduler.num_preemptions,
+            parts=parts.status(),
+        )
 
     async def __aenter__(self) -> Self:
         self._parts = await asyncio.to_thread(

@@ -90,7 +90,7 @@ class Parts:
     def status(self) -> dict[str, str]:
         """What the draft and each proposer say of themselves, by name."""
         draft = {"draft": self.draft_lane.status} if self.draft_lane is not None else {}
-        return draft | {proposer.name: proposer.status for proposer in self.proposers}
+        return draft | {str(proposer.name): proposer.status for proposer in self.proposers}
 
     def close(self) -> None:
         """End the lanes and the trace."""

@@ -6,6 +6,7 @@ the engine in `engine/`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -120,6 +121,18 @@ class Output:
     seed: int | None = None
     timing: Timing | None = None
     speculation: SpeculationStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """An engine at one moment, for gauges. `parts`: what the draft and each proposer say of themselves."""
+
+    running: int = 0
+    waiting: int = 0
+    used_blocks: int = 0
+    num_blocks: int = 1
+    num_preemptions: int = 0
+    parts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import typer
 
-from ssd_runtime.cli import check, inspect
+from ssd_runtime.cli import check, inspect, serve
 from ssd_runtime.cli.chat import chat
 from ssd_runtime.cli.options import ConfigOption, ModeOption, SetOption, TraceOption, load
 from ssd_runtime.cli.pipe import pipe
-from ssd_runtime.errors import ConfigError, ModelError, NotAvailableError, PluginError, SSDError
+from ssd_runtime.errors import ConfigError, ModelError, PluginError, SSDError
 
 BAD_START = (ConfigError, ModelError, PluginError)
 SHARED_OPTIONS = ("--config", "--set", "--mode", "--trace")
@@ -44,11 +44,7 @@ def daemon(
 ) -> None:
     """Without a command: check the configuration and serve it."""
     if context.invoked_subcommand is None:
-        load(config, overrides, mode)
-        raise NotAvailableError(
-            "the daemon is not available; available: `ssd-run pipe` and `ssd-run chat` "
-            "(`ssd-run --config FILE -` answers the lines of stdin)"
-        )
+        raise typer.Exit(serve.daemon(load(config, overrides, mode), trace))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ssd_runtime.settings.load import Loaded, load_settings
+from ssd_runtime.telemetry.log import configure_logging
 from ssd_runtime.types import Mode
 
 ConfigOption = Annotated[
@@ -27,6 +28,8 @@ TraceOption = Annotated[
 
 
 def load(config: Path | None, overrides: Sequence[str] | None, mode: Mode | None = None) -> Loaded:
-    """The settings that a command line asks for; raises ConfigError."""
+    """The settings that a command line asks for, and logging set up as they say; raises ConfigError."""
     chosen = [f"scheduler.policy={mode.value}"] if mode else []
-    return load_settings(config, [*(overrides or ()), *chosen])
+    loaded = load_settings(config, [*(overrides or ()), *chosen])
+    configure_logging(loaded.settings.log)
+    return loaded

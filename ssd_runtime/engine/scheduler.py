@@ -46,7 +46,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
-        self._blocks = blocks
+        self.blocks = blocks
         self._max_batch_size = max_batch_size
         self._max_batch_tokens = max_batch_tokens
         self._order = order
@@ -67,7 +67,7 @@ class Scheduler:
         for group in (self.waiting, self.running):
             if sequence in group:
                 group.remove(sequence)
-        self._blocks.drop(sequence.table)
+        self.blocks.drop(sequence.table)
 
     def next_batch(self, max_drafts: Callable[[Sequence], int]) -> list[BatchRow]:
         """The rows of the next round, their blocks allocated. `max_drafts` is asked per decoding row."""
@@ -79,9 +79,9 @@ class Scheduler:
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self._max_batch_size:
             sequence = self.waiting[0]
-            if not self._blocks.can_grow(sequence.table, len(sequence.token_ids)):
+            if not self.blocks.can_grow(sequence.table, len(sequence.token_ids)):
                 return
-            self._blocks.grow(sequence.table, len(sequence.token_ids))
+            self.blocks.grow(sequence.table, len(sequence.token_ids))
             self.running.append(self.waiting.pop(0))
 
     def _decoding_rows(self, max_drafts: Callable[[Sequence], int]) -> list[BatchRow]:
@@ -97,20 +97,20 @@ class Scheduler:
         """Allocate for the pending token and `drafts` after it; fewer if scarce, None if preempted."""
         needed = len(sequence.token_ids)
         for wanted in (drafts, 0):
-            if self._blocks.can_grow(sequence.table, needed + wanted):
-                self._blocks.grow(sequence.table, needed + wanted)
+            if self.blocks.can_grow(sequence.table, needed + wanted):
+                self.blocks.grow(sequence.table, needed + wanted)
                 return wanted
-        while not self._blocks.can_grow(sequence.table, needed):
+        while not self.blocks.can_grow(sequence.table, needed):
             youngest = self.running[-1]
             self._preempt(youngest)
             if youngest is sequence:
                 return None
-        self._blocks.grow(sequence.table, needed)
+        self.blocks.grow(sequence.table, needed)
         return 0
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._blocks.drop(sequence.table)
+        self.blocks.drop(sequence.table)
         sequence.forget_kv()
         self._on_preempt(sequence)
         self.waiting.insert(0, sequence)

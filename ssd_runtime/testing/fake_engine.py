@@ -13,6 +13,7 @@ from ssd_runtime.faces import answer_of
 from ssd_runtime.settings.schema import Settings
 from ssd_runtime.types import (
     Answer,
+    EngineSnapshot,
     FinishReason,
     Output,
     Request,
@@ -57,6 +58,7 @@ class FakeEngine:
         self.running = 0
         self.most_running = 0
         self.is_open = False
+        self.is_alive = True
         self._script = script
 
     async def __aenter__(self) -> Self:
@@ -67,6 +69,10 @@ class FakeEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.is_open = False
+
+    def snapshot(self) -> EngineSnapshot:
+        """As many run as are being answered."""
+        return EngineSnapshot(running=self.running, parts={"draft": "ok"})
 
     async def generate(
         self, request: Request | str, params: SamplingParams | None = None

@@ -111,7 +111,10 @@ class TestMistakes:
             (("config", "show", "--config", "no.yaml"), "ssd-run: no.yaml: the configuration cannot be read"),
             (("config", "show", "--set", "engine.top_p=7"), "ssd-run: --set engine.top_p: got 7, expected"),
             (("plugins", "--set", "plugins=[no_such_module]"), "ssd-run: plugin 'no_such_module'"),
-            (("--set", "log.level=info"), "ssd-run: the daemon is not available; available: "),
+            (
+                ("--set", "server.host=192.0.2.1"),
+                "ssd-run: server: cannot listen on 192.0.2.1, port 8000: ",
+            ),
             (("config", "show", "--mode", "fast"), "fast"),
             (("check", "--set", "engine.model=no.gguf"), "ssd-run: model 'no.gguf' not found"),
             (

@@ -18,8 +18,8 @@ LAYERS = [
     {"models"},
     {"speculation"},
     {"engine"},
-    {"api", "faces", "server", "telemetry"},
-    {"app"},
+    {"api", "faces", "telemetry"},
+    {"app", "server"},
     {"cli", "testing"},
 ]
 COMPOSITION_ROOT = {"app", "build", "drafts", "inventory", "llm"}

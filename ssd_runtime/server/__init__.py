@@ -1,0 +1,1 @@
+"""The daemon: an engine behind HTTP, with OpenAI's endpoints."""

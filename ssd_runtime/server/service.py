@@ -1,0 +1,166 @@
+"""The state of the daemon between HTTP and the engine: admission, stopping, what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from enum import StrEnum
+from typing import Any, Protocol
+
+import structlog
+from starlette.types import Receive
+
+from ssd_runtime.clock import Clock, monotonic
+from ssd_runtime.errors import EngineClosedError
+from ssd_runtime.faces import AnsweringEngine
+from ssd_runtime.server.lifetime import ending_early
+from ssd_runtime.settings.request import default_params
+from ssd_runtime.settings.schema import Settings
+from ssd_runtime.telemetry.metrics import Metrics
+from ssd_runtime.types import EngineSnapshot, FinishReason, Output, Request, SamplingParams
+
+log = structlog.get_logger(__name__)
+
+WARM_UP_TOKENS = 8
+LAST_WORDS_SECONDS = 2.0
+"""How long cancelled requests may take to tell their clients."""
+
+
+class ServedEngine(AnsweringEngine, Protocol):
+    """What the daemon uses of `Engine`."""
+
+    @property
+    def is_alive(self) -> bool: ...
+    def snapshot(self) -> EngineSnapshot: ...
+
+
+class Phase(StrEnum):
+    """Where the daemon is in its life."""
+
+    LOADING = "loading"
+    READY = "ready"
+    STOPPING = "stopping"
+
+
+class Service:
+    """One engine being served. Lives on the server's loop."""
+
+    def __init__(self, settings: Settings, clock: Clock = monotonic) -> None:
+        self.settings = settings
+        self.model = settings.engine.model
+        self.phase = Phase.LOADING
+        self.progress = "starting"
+        self.metrics = Metrics(self.model, self.snapshot)
+        self.active = 0
+        self._engine: ServedEngine | None = None
+        self._clock = clock
+        self._stop: asyncio.Future[None] | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine works, or is on its way to."""
+        return self._engine is None or self._engine.is_alive
+
+    @property
+    def max_context(self) -> int | None:
+        """Tokens of one request, prompt and completion; None while loading."""
+        return None if self._engine is None else self._engine.max_context
+
+    def snapshot(self) -> EngineSnapshot:
+        """The engine's, or an empty one where there is none."""
+        return EngineSnapshot() if self._engine is None else self._engine.snapshot()
+
+    def report(self, what: str, done: int, total: int) -> None:
+        """Take news of the loading, from any thread."""
+        self.progress = f"{what} ({done} of {total})" if total else what
+
+    def status(self) -> dict[str, Any]:
+        """What `/ready` tells."""
+        if not self.is_alive:
+            return {"status": "failed", "model": self.model, "reason": "the engine has stopped; see the log"}
+        if self.phase is not Phase.READY:
+            reason = self.progress if self.phase is Phase.LOADING else "a stop was asked for"
+            return {"status": self.phase.value, "model": self.model, "reason": reason}
+        return {
+            "status": self.phase.value,
+            "model": self.model,
+            "max_model_len": self.max_context,
+            "mode": self.settings.scheduler.policy.value,
+            "parts": dict(self.snapshot().parts),
+        }
+
+    async def use(self, engine: ServedEngine) -> None:
+        """Serve with `engine`, once it has answered a first request."""
+        self.progress = "warming up"
+        length = min(WARM_UP_TOKENS, engine.max_context - 1)
+        params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+        await engine.complete(Request("warm-up", prompt_token_ids=(0,), params=params))
+        self._engine = engine
+        self._stop = asyncio.get_running_loop().create_future()
+        if self.phase is Phase.LOADING:
+            self.phase = Phase.READY
+
+    def check_admits(self) -> None:
+        """Raise `EngineClosedError` when no request can be taken."""
+        status = self.status()
+        if status["status"] != Phase.READY:
+            raise EngineClosedError(f"the server takes no requests: {status['status']}, {status['reason']}")
+
+    def default_params(self) -> SamplingParams:
+        """The sampling of requests that do not say."""
+        return default_params(self.settings.engine)
+
+    @asynccontextmanager
+    async def serving(self, receive: Receive) -> AsyncIterator[None]:
+        """While a request is served: it is counted, watched, and ended early where it must be."""
+        self.check_admits()
+        assert self._stop is not None
+        self.active += 1
+        self._idle.clear()
+        try:
+            async with ending_early(receive, self._stop, self.settings.server.request_timeout):
+                yield
+        finally:
+            self.active -= 1
+            if not self.active:
+                self._idle.set()
+
+    async def pieces(self, request: Request) -> AsyncGenerator[Output, None]:
+        """The pieces of an answer, counted; raises what the engine raises."""
+        assert self._engine is not None
+        reason, before, tokens = FinishReason.ERROR, None, 0
+        try:
+            async with aclosing(self._engine.generate(request)) as stream:
+                async for piece in stream:
+                    now = self._clock()
+                    tokens += len(piece.token_ids)
+                    self.metrics.piece(len(piece.token_ids), None if before is None else now - before)
+                    before, reason = now, piece.finish_reason or reason
+                    if reason is FinishReason.CANCELLED:
+                        raise EngineClosedError("the engine was closed before the answer was finished")
+                    if piece.finish_reason and piece.timing:
+                        self.metrics.timing(piece.timing, len(piece.prompt_token_ids), tokens)
+                    yield piece
+        except (asyncio.CancelledError, GeneratorExit):
+            reason = FinishReason.CANCELLED if reason is FinishReason.ERROR else reason
+            raise
+        finally:
+            self.metrics.ended(reason)
+
+    async def drain(self, seconds: float) -> int:
+        """Take no more requests, wait for those there are, cancel the rest; how many those were."""
+        self.phase = Phase.STOPPING
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            cancelled = self.active
+        else:
+            return 0
+        assert self._stop is not None
+        self._stop.set_result(None)
+        with suppress(TimeoutError):  # a client that reads nothing is not waited for
+            await asyncio.wait_for(self._idle.wait(), LAST_WORDS_SECONDS)
+        return cancelled

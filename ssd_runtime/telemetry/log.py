@@ -1,0 +1,44 @@
+"""What is logged goes to stderr, as lines for people or as JSON; the libraries' own logging too."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+import structlog
+from structlog.typing import Processor
+
+from ssd_runtime.settings.schema import LogSettings
+
+
+def configure_logging(settings: LogSettings) -> None:
+    """Set up structlog, and Python's logging beside it, for this process."""
+    level = logging.getLevelNamesMapping()[settings.level.upper()]
+    structlog.configure(
+        processors=[*_shared(), *_rendering(settings.format)],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=lambda *names: structlog.PrintLogger(sys.stderr),
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=_shared(),
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_rendering(settings.format)],
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(handlers=[handler], level=max(level, logging.WARNING), force=True)
+
+
+def _shared() -> Sequence[Processor]:
+    return (
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    )
+
+
+def _rendering(form: str) -> Sequence[Processor]:
+    if form == "json":
+        return (structlog.processors.format_exc_info, structlog.processors.JSONRenderer())
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    return (structlog.dev.ConsoleRenderer(colors=is_terminal),)
