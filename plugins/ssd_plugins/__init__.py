@@ -31,6 +31,7 @@ def ssd_register_samplers(registry: Registry[Sampler]) -> None:
 @hookimpl
 def ssd_register_cache_policies(registry: Registry[CachePolicy]) -> None:
     """How the branch budget is shared."""
+    registry.register("adaptive", _late("ssd_plugins.cache_policies", "Adaptive"))
     registry.register("uniform", _late("ssd_plugins.cache_policies", "Uniform"))
     registry.register("geometric", _late("ssd_plugins.cache_policies", "Geometric"))
 
