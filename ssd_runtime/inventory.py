@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from ssd_runtime.device.placement import Places, place
 from ssd_runtime.drafts import NO_DRAFT, SELF
-from ssd_runtime.errors import ModelError, NotAvailableError
+from ssd_runtime.errors import ConfigError, ModelError, NotAvailableError
 from ssd_runtime.hooks.registry import Registries
 from ssd_runtime.settings.available import check_available
 from ssd_runtime.settings.load import Loaded
+from ssd_runtime.settings.show import flow
 from ssd_runtime.speculation.fallback import DraftSource, ShadowSource
 
 KV_DTYPES = {"float32": "float32", "fp16": "float16"}
@@ -14,7 +16,10 @@ KV_DTYPES = {"float32": "float32", "fp16": "float16"}
 
 
 def check_parts(loaded: Loaded, registries: Registries) -> None:
-    """Raise `NotAvailableError` for each name in the settings that nothing here provides."""
+    """Raise `NotAvailableError` for each name in the settings that nothing here provides.
+
+    Raises `ConfigError` for devices that are not there and for a cache policy's wrong options.
+    """
     proposers = registries.proposers.names()
     drafts = (SELF, NO_DRAFT, *proposers, *registries.draft_models.names())
     check_available(
@@ -33,6 +38,23 @@ def check_parts(loaded: Loaded, registries: Registries) -> None:
         is_draft=is_model,
     )
     _check_quantization(loaded)
+    _check_policy(loaded, registries)
+    places(loaded)
+
+
+def places(loaded: Loaded) -> Places:
+    """The cores of the two roles; raises `ConfigError` for devices that are not there."""
+    placement = loaded.settings.placement
+    for role, value in placement:
+        if not isinstance(value, str) or value.startswith("cuda"):
+            raise NotAvailableError(
+                f"{loaded.where(f'placement.{role}')}: {flow(value)} is not available; "
+                "available: auto, cpu:N, cpu:N-M"
+            )
+    try:
+        return place(str(placement.target), str(placement.draft), loaded.settings.scheduler.policy)
+    except ConfigError as error:
+        raise ConfigError(f"{loaded.origin('placement')} {error}") from error
 
 
 def is_model(name: str) -> bool:
@@ -53,3 +75,11 @@ def _check_quantization(loaded: Loaded) -> None:
             f"{loaded.where('engine.quantization')}: two formats ({chosen.small}, {chosen.large}) "
             "switched by batch size are not available; available: one format for every batch"
         )
+
+
+def _check_policy(loaded: Loaded, registries: Registries) -> None:
+    policy = loaded.settings.engine.cache_policy
+    try:
+        registries.cache_policies.get(policy.name)(**policy.options)
+    except ConfigError as error:
+        raise ConfigError(f"{loaded.where('engine.cache_policy')}: {error}") from error

@@ -13,8 +13,11 @@ from ssd_runtime.cli.options import ConfigOption, ModeOption, SetOption, load
 from ssd_runtime.hooks.manager import PluginManager
 from ssd_runtime.settings.schema import Settings
 from ssd_runtime.settings.show import flow
+from ssd_runtime.types import Mode
 
 if TYPE_CHECKING:
+    from ssd_runtime.device.placement import Places
+    from ssd_runtime.hooks.registry import Registries
     from ssd_runtime.models.config import DecoderConfig
     from ssd_runtime.models.loading import ModelSource
 
@@ -28,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 def check(config: ConfigOption = None, overrides: SetOption = None, mode: ModeOption = None) -> None:
     """Say what would happen: models, formats, context, placement. Status 2 if it would not start."""
-    from ssd_runtime.inventory import check_parts
+    from ssd_runtime.inventory import check_parts, places
 
     loaded = load(config, overrides, mode)
     manager = PluginManager()
@@ -37,13 +40,14 @@ def check(config: ConfigOption = None, overrides: SetOption = None, mode: ModeOp
     rows = [
         ("configuration", str(config or "built in")),
         ("plugins", ", ".join(manager.names())),
-        *_rows(loaded.settings),
+        *_rows(loaded.settings, manager.registries),
+        ("placement", _placement(places(loaded))),
     ]
     for name, text in rows:
         typer.echo(f"{name:14} {text}")
 
 
-def _rows(settings: Settings) -> Iterator[tuple[str, str]]:
+def _rows(settings: Settings, registries: Registries) -> Iterator[tuple[str, str]]:
     from ssd_runtime.models.loading import resolve
 
     engine = settings.engine
@@ -52,12 +56,11 @@ def _rows(settings: Settings) -> Iterator[tuple[str, str]]:
     yield "target", _found(source)
     if shape is not None:
         yield "", f"{shape.layers} layers, width {shape.hidden}, vocabulary {shape.vocab_size}"
-    yield "weights", flow(engine.quantization)
-    yield "draft", _draft(settings)
+    yield "weights", _weights(engine.quantization.small)
+    yield "draft", _draft(settings, registries)
     yield "mode", settings.scheduler.policy.value
     yield "context", _context(settings, shape)
     yield "kv cache", _kv_cache(settings, shape)
-    yield "placement", f"target {flow(settings.placement.target)}, draft {flow(settings.placement.draft)}"
 
 
 def _found(source: ModelSource) -> str:
@@ -81,10 +84,26 @@ def _shape(source: ModelSource) -> DecoderConfig | None:
     return GGUFFile(source.path).config()
 
 
-def _draft(settings: Settings) -> str:
+def _draft(settings: Settings, registries: Registries) -> str:
     engine = settings.engine
-    length = f"up to {engine.speculative_length} tokens a round"
-    return f"{engine.draft_model}, {length}, weights {engine.draft_quantization}"
+    if settings.scheduler.policy is Mode.AUTOREGRESSIVE or engine.draft_model == "none":
+        return "none"
+    draft = f"{engine.draft_model}, up to {engine.speculative_length} tokens a round"
+    if engine.draft_model in registries.proposers.names():
+        return f"{draft}, without a model"
+    return f"{draft}, {_weights(engine.draft_quantization)} weights, outcomes {flow(engine.cache_policy)}"
+
+
+def _weights(quantization: str) -> str:
+    return "float32" if quantization == "none" else quantization
+
+
+def _placement(places: Places) -> str:
+    return f"target on {_cores(places.target)}, draft on {_cores(places.draft)}"
+
+
+def _cores(cores: frozenset[int]) -> str:
+    return f"core{'s' * (len(cores) > 1)} {', '.join(map(str, sorted(cores)))}"
 
 
 def _context(settings: Settings, shape: DecoderConfig | None) -> str:

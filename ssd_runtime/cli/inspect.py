@@ -38,12 +38,12 @@ def schema() -> None:
 
 
 def plugins(config: ConfigOption = None, overrides: SetOption = None, mode: ModeOption = None) -> None:
-    """List the plugins that load, and the parts of each kind."""
+    """List the plugins, and the parts of each kind."""
     manager = PluginManager()
     manager.load(load(config, overrides, mode).settings.plugins)
     typer.echo(f"plugins: {', '.join(manager.names())}")
     for kind, registry in manager.registries.by_kind():
-        typer.echo(f"{kind}: {', '.join(registry.names()) or '-'}")
+        typer.echo(f"{kind.replace('_', ' ')}: {', '.join(registry.names()) or 'none'}")
 
 
 def version() -> None:

@@ -91,6 +91,23 @@ class TestCheck:
         assert lines["mode"] == "autoregressive"
         assert lines["plugins"].startswith("builtin")
 
+    @pytest.mark.parametrize(
+        ("arguments", "draft"),
+        [
+            (("--mode", "ssd"), "self, up to 6 tokens a round, int8 weights, outcomes adaptive"),
+            (("--set", "engine.draft_model=suffix"), "suffix, up to 6 tokens a round, without a model"),
+            (("--mode", "autoregressive"), "none"),
+            (("--set", "engine.draft_model=none"), "none"),
+        ],
+    )
+    def test_the_draft_is_what_the_mode_will_use(
+        self, arguments: tuple[str, ...], draft: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Nothing is said about weights that will not be loaded."""
+        assert run("check", "--set", "engine.model=owner/name", *arguments) == 0
+        lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        assert lines["draft"] == draft
+
     @pytest.mark.model
     def test_the_embedded_model_is_described_from_its_header(
         self, capsys: pytest.CaptureFixture[str]
@@ -120,6 +137,18 @@ class TestMistakes:
             (
                 ("check", "--set", "engine.sampler=magic"),
                 "ssd-run: --set engine.sampler: 'magic' is not available; available: coupled",
+            ),
+            (
+                ("check", "--set", "placement.draft=cuda:0"),
+                "ssd-run: --set placement.draft: cuda:0 is not available; available: auto, cpu:N, cpu:N-M",
+            ),
+            (
+                ("check", "--set", "placement.draft=cpu:4000"),
+                "ssd-run: --set placement.draft placement: 'cpu:4000' names cores [4000], available: ",
+            ),
+            (
+                ("check", "--set", "engine.cache_policy={name: adaptive, slope: 0}"),
+                "ssd-run: --set engine.cache_policy: cache policy 'adaptive' cannot be made: option 'slope'",
             ),
             (("swim",), "swim"),
             (("config", "show", "--no-such-option"), "--no-such-option"),
