@@ -15,10 +15,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ssd_runtime.errors import SSDError
+from ssd_runtime.server.answers import models
 from ssd_runtime.server.auth import KeyCheck
 from ssd_runtime.server.bodies import parsed_body
+from ssd_runtime.server.calls import Call, parse
+from ssd_runtime.server.endpoints import Chat, Completions, Endpoint
 from ssd_runtime.server.errors import ClientGoneError, RefusedError
-from ssd_runtime.server.openai import Chat, Completions, Endpoint, models, parse
 from ssd_runtime.server.replies import Reply, error_response
 from ssd_runtime.server.service import Service
 from ssd_runtime.telemetry.metrics import CONTENT_TYPE
@@ -55,7 +57,7 @@ def _answers(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaita
     return answer
 
 
-def _call(service: Service, endpoint: Endpoint, body: dict[str, Any]) -> Any:
+def _call(service: Service, endpoint: Endpoint, body: dict[str, Any]) -> Call:
     return parse(endpoint, body, service.model, service.default_params())
 
 

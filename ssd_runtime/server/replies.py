@@ -13,8 +13,10 @@ from starlette.types import Receive, Scope, Send
 
 from ssd_runtime.errors import SSDError
 from ssd_runtime.faces import answer_of
+from ssd_runtime.server.answers import chunk, statistics, usage_chunk, whole
+from ssd_runtime.server.calls import Call
+from ssd_runtime.server.endpoints import Endpoint
 from ssd_runtime.server.errors import ClientGoneError, error_body, status_of
-from ssd_runtime.server.openai import Call, Endpoint, chunk, statistics, usage_chunk, whole
 from ssd_runtime.server.service import Service
 from ssd_runtime.types import Output
 

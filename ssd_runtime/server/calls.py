@@ -1,0 +1,132 @@
+"""Bodies in OpenAI's words, as calls of the engine.
+
+Fields that clients always send pass where they change nothing. Whatever else OpenAI has and we have
+not is refused by name, as everywhere; see `settings/request.py`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ssd_runtime.errors import RequestError
+from ssd_runtime.server.endpoints import Endpoint
+from ssd_runtime.server.errors import RefusedError
+from ssd_runtime.settings.request import parse_request
+from ssd_runtime.types import Request, SamplingParams
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "n": (1,),
+    "parallel_tool_calls": (True, False),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+}
+"""Fields that have only these values here: with them the answer is what it is without the field."""
+LABELS: Mapping[str, type] = {
+    "metadata": dict,
+    "prompt_cache_key": str,
+    "safety_identifier": str,
+    "user": str,
+}
+"""Fields that never change an answer, and their types."""
+_OPTIONS = ("include_usage", "include_obfuscation")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A parsed body: what to compute, and how to send it."""
+
+    request: Request
+    stream: bool
+    include_usage: bool
+
+
+def parse(endpoint: Endpoint, data: Mapping[str, Any], model: str, defaults: SamplingParams) -> Call:
+    """What `data` asks of `endpoint`; raises `RequestError`, with the status 404 for another model."""
+    body = _without_neutral(data)
+    _check_model(body.pop("model", None), model)
+    stream = _flag(body.pop("stream", None), "stream")
+    options = _stream_options(body.pop("stream_options", None), stream)
+    try:
+        request = parse_request(
+            endpoint.fields(body) | {"id": f"{endpoint.id_prefix}-{uuid.uuid4().hex}"},
+            index=0,
+            defaults=defaults,
+        )
+    except RequestError as error:
+        raise _in_clients_words(error, data) from None
+    return Call(request, stream, options)
+
+
+def _without_neutral(data: Mapping[str, Any]) -> dict[str, Any]:
+    for name, value in data.items():
+        if value is None:
+            continue
+        if name in NEUTRAL and not any(_same(value, neutral) for neutral in NEUTRAL[name]):
+            wanted = " or ".join(map(repr, NEUTRAL[name]))
+            raise RequestError(f"{name}: got {str(value)[:60]}, supported is {wanted} or left out", name)
+        if name in LABELS and not isinstance(value, LABELS[name]):
+            raise RequestError(f"{name}: got {type(value).__name__}, expected {LABELS[name].__name__}", name)
+    return {name: data[name] for name in data if name not in NEUTRAL and name not in LABELS}
+
+
+def _same(value: object, neutral: object) -> bool:
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+
+
+def _check_model(asked: object, served: str) -> None:
+    if asked is not None and not isinstance(asked, str):
+        raise RequestError(f"model: got {str(asked)[:60]}, expected the name of a model", "model")
+    if asked is not None and asked != served:
+        raise RefusedError(
+            404, "model_not_found", f"model: got {asked[:60]!r}, expected {served!r}, the one served", "model"
+        )
+
+
+def _flag(value: object, name: str) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise RequestError(f"{name}: got {str(value)[:60]}, expected true or false", name)
+    return bool(value)
+
+
+def _stream_options(options: object, stream: bool) -> bool:
+    if options is None:
+        return False
+    if not isinstance(options, dict) or not stream:
+        raise RequestError(
+            "stream_options: expected a mapping, and only beside stream: true", "stream_options"
+        )
+    for name in options:
+        if name not in _OPTIONS:
+            param = f"stream_options.{name}"
+            raise RequestError(f"{param}: unknown field; allowed: {', '.join(_OPTIONS)}", param)
+    _flag(options.get("include_obfuscation"), "stream_options.include_obfuscation")
+    return _flag(options.get("include_usage"), "stream_options.include_usage")
+
+
+def _in_clients_words(error: RequestError, data: Mapping[str, Any]) -> RequestError:
+    """Clients call the ids of a prompt `prompt`, too, and may say `max_completion_tokens`."""
+    renamed = {"prompt_token_ids": "prompt"}
+    if data.get("max_completion_tokens") is not None:
+        renamed["max_tokens"] = "max_completion_tokens"
+    for ours, theirs in renamed.items():
+        if error.param is not None and error.param.partition(".")[0] == ours:
+            return RequestError(str(error).replace(ours, theirs, 1), error.param.replace(ours, theirs, 1))
+    return error

@@ -1,0 +1,117 @@
+"""The two endpoints that answer: how each words a prompt and an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from ssd_runtime.errors import RequestError
+from ssd_runtime.types import Answer
+
+_ELSEWHERE = ("id", "raw", "prompt_token_ids")
+
+
+class Endpoint(Protocol):
+    """What one endpoint adds to the common fields. `id_prefix`, `name`, `chunk_name`: as OpenAI has them."""
+
+    id_prefix: str
+    name: str
+    chunk_name: str
+
+    def fields(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The fields of `parse_request` that `body` means; raises `RequestError`."""
+        ...
+
+    def choice(self, answer: Answer) -> dict[str, Any]:
+        """The answer's own part of a choice."""
+        ...
+
+    def delta(self, text: str, *, is_first: bool) -> dict[str, Any]:
+        """The own part of a choice that carries a piece."""
+        ...
+
+
+class Completions:
+    """`/v1/completions`: the prompt is continued as it stands."""
+
+    id_prefix = "cmpl"
+    name = chunk_name = "text_completion"
+
+    def fields(self, body: dict[str, Any]) -> dict[str, Any]:
+        """See `Endpoint`."""
+        _refuse(body, (*_ELSEWHERE, "messages"))
+        prompt = body.pop("prompt", None)
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+            if len(prompt) > 1:
+                raise RequestError(
+                    f"prompt: got {len(prompt)} prompts, expected one; send a request for each", "prompt"
+                )
+            prompt = prompt[0]
+        if isinstance(prompt, list):
+            return body | {"prompt_token_ids": prompt}
+        return body | {"prompt": prompt, "raw": True if prompt is not None else None}
+
+    def choice(self, answer: Answer) -> dict[str, Any]:
+        """See `Endpoint`."""
+        return self.delta(answer.text, is_first=True)
+
+    def delta(self, text: str, *, is_first: bool) -> dict[str, Any]:
+        """See `Endpoint`."""
+        return {"text": text}
+
+
+class Chat:
+    """`/v1/chat/completions`: the model's chat template is applied."""
+
+    id_prefix = "chatcmpl"
+    name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
+
+    def fields(self, body: dict[str, Any]) -> dict[str, Any]:
+        """See `Endpoint`."""
+        _refuse(body, (*_ELSEWHERE, "prompt"))
+        if body.get("messages") is None:
+            raise RequestError("messages: got nothing, expected a list of {role, content}", "messages")
+        limit = body.pop("max_completion_tokens", None)
+        if limit is not None and body.get("max_tokens") not in (None, limit):
+            raise RequestError(
+                "max_completion_tokens: got another value than max_tokens, expected one of the two",
+                "max_completion_tokens",
+            )
+        tokens = {"max_tokens": limit} if limit is not None else {}
+        turns = body["messages"]
+        return body | tokens | {"messages": [_turn(turn) for turn in turns] if _is_list(turns) else turns}
+
+    def choice(self, answer: Answer) -> dict[str, Any]:
+        """See `Endpoint`."""
+        return {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
+
+    def delta(self, text: str, *, is_first: bool) -> dict[str, Any]:
+        """See `Endpoint`."""
+        role = {"role": "assistant"} if is_first else {}
+        return {"delta": role | {"content": text}}
+
+
+def _refuse(body: Mapping[str, Any], names: tuple[str, ...]) -> None:
+    for name in names:
+        if name in body:
+            raise RequestError(f"{name}: unknown field; not a field of this endpoint", name)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
+
+
+def _turn(turn: object) -> object:
+    """A message without its empty fields, and with its text parts joined."""
+    if not isinstance(turn, dict):
+        return turn
+    kept = {name: value for name, value in turn.items() if value is not None or name == "content"}
+    parts = kept.get("content")
+    if isinstance(parts, list) and parts and all(map(_is_text, parts)):
+        kept["content"] = "".join(part["text"] for part in parts)
+    return kept
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
