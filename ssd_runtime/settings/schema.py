@@ -100,7 +100,8 @@ class EngineSettings(_Section):
     sampler: Name = Field("coupled", description="How tokens are drawn and drafts verified.")
     cache_policy: Part = Field(
         NamedPart(name="adaptive"),
-        description="Which outcomes are prepared: a name, or a mapping with the policy's options.",
+        description="Which outcomes are prepared: adaptive (options slope, bias, lambda), geometric "
+        "(acceptance, exponent, lambda), uniform, or a plugin's; options as {name: geometric, lambda: 0.8}.",
     )
     quantization: Quantization = Field(
         QuantizationByBatch(small="none", large="none", threshold=1),
