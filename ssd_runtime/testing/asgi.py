@@ -53,6 +53,11 @@ class Exchange:
         }
         self._task = asyncio.ensure_future(app(scope, self._receive, self._send))
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the application is done with the request."""
+        return self._task.done()
+
     def disconnect(self) -> None:
         """The client closes its connection."""
         self._gone.set()

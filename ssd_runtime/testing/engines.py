@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from ssd_runtime.app import Engine
 from ssd_runtime.build import Progress
@@ -26,6 +27,7 @@ def toy_engine(
     plugins: Sequence[object] = (),
     models: dict[str, LoadedModel] | None = None,
     scale: float = 0.3,
+    trace: Path | None = None,
 ) -> Engine:
     """An engine on the toy model `seed`; `overrides` are settings, as `key=value`.
 
@@ -46,7 +48,7 @@ def toy_engine(
         return known[name]
 
     loaded = load_settings(None, [*given, *overrides], environ={})
-    return Engine(loaded, load_model=load, plugins=[ScriptedPlugin(draft, proposer), *plugins])
+    return Engine(loaded, load_model=load, plugins=[ScriptedPlugin(draft, proposer), *plugins], trace=trace)
 
 
 class ScriptedPlugin:

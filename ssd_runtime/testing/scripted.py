@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ssd_runtime.device.lane import Worker
 from ssd_runtime.memory.blocks import OutOfBlocks
+from ssd_runtime.messages import StopWord
 from ssd_runtime.speculation.model_draft import DraftState, Feed
 
 VOCAB = 64
@@ -97,6 +98,21 @@ class ScriptedLane:
         pending = self._pending.popleft()
         self.journal.append((self.name, "done", pending.command.kind))
         return pending
+
+
+class CountedStop(StopWord):
+    """A stop word that is set after it was looked at `looks` times: a verdict at that moment."""
+
+    __slots__ = ("_looks",)
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self._looks = looks
+
+    def is_set(self) -> bool:
+        """Whether the time has come."""
+        self._looks -= 1
+        return self._looks < 0 or super().is_set()
 
 
 def surely(token: int, vocab_size: int = VOCAB) -> Tensor:

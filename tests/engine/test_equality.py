@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from ssd_plugins.ngram import NgramProposer
 from ssd_runtime.device.lane import Worker
-from ssd_runtime.messages import StopWord
 from ssd_runtime.speculation.proposing import ProposerWorker
 from ssd_runtime.testing.rig import Rig, decoder_draft, draft_worker
 from ssd_runtime.testing.scripted import (
     VOCAB,
+    CountedStop,
     Rule,
     ScriptedDraft,
     avoiding,
@@ -43,21 +43,6 @@ SCRIPTED: dict[str, Callable[[Rule], Rule]] = {
     "often wrong, random lengths": lambda known: faltering(mixing(known, avoiding(known), 0.7)),
 }
 DRAFTS = ("self", "other weights", "ngram", *SCRIPTED)
-
-
-class CountedStop(StopWord):
-    """A stop word that is set after it was looked at `looks` times: a verdict at that moment."""
-
-    __slots__ = ("_looks",)
-
-    def __init__(self, looks: int) -> None:
-        super().__init__()
-        self._looks = looks
-
-    def is_set(self) -> bool:
-        """Whether the time has come."""
-        self._looks -= 1
-        return self._looks < 0 or super().is_set()
 
 
 class Interrupted:
@@ -229,7 +214,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_every_mode_and_draft_gives_plain_decodings_text(case: Case) -> None:
     """Together, in little memory, with their own parameters: as each alone without speculation."""

@@ -1,0 +1,65 @@
+"""Paths that grow by one pass at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from ssd_runtime.messages import Draw
+from ssd_runtime.speculation.lines import READ_CHUNK, CatchUp, Drafting, Pick
+from ssd_runtime.speculation.model_draft import DraftState
+from ssd_runtime.speculation.proposal import Guess
+from ssd_runtime.speculation.trunk import Path
+
+GREEDY = Draw(0, 0.0)
+
+
+def pick(token: int) -> Pick:
+    return Pick(token, Guess((token,), 1.0))
+
+
+@pytest.mark.parametrize("num_missing", [1, 2, *(READ_CHUNK + i for i in (-1, 0, 1)), 2 * READ_CHUNK + 3])
+@pytest.mark.parametrize("wanted", [1, 2, 5])
+def test_a_catch_up_guesses_every_position_from_the_first_wanted(num_missing: int, wanted: int) -> None:
+    """However the chunks fall: the last `wanted` positions, each once, as far as they are read now."""
+    path = Path(DraftState(), 0)
+    first = num_missing + 1 - wanted
+    line = CatchUp(path, range(num_missing), GREEDY, max(first, 1))
+    while not line.is_done:
+        feed = line.feed()
+        assert len(feed.token_ids) <= READ_CHUNK
+        path.state.length += len(feed.token_ids)
+        line.take([pick(i) for i in range(feed.num_logits)])
+    assert path.read == list(range(num_missing))
+    assert sorted(line.guesses) == list(range(max(first, 1), num_missing + 1))
+
+
+def test_a_drafting_line_reads_what_it_drew() -> None:
+    """The first token is given, each later one is the draft's own; the last one is not read."""
+    path = Path(DraftState(), 0)
+    line = Drafting(path, GREEDY, 10, 3, frozenset())
+    fed = []
+    while not line.is_done:
+        fed.append(tuple(line.feed().token_ids))
+        line.take([pick(fed[-1][0] + 1)])
+    assert fed == [(10,), (11,), (12,)]
+    assert line.proposal().token_ids == (11, 12, 13)
+    assert path.read == [10, 11, 12]
+
+
+def test_a_drafting_line_keeps_the_end_token_and_stops() -> None:
+    """The end may be proposed: it may be right."""
+    line = Drafting(Path(DraftState(), 0), GREEDY, 1, 9, frozenset({3}))
+    line.take([pick(2)])
+    line.take([pick(3)])
+    assert line.is_done
+    assert line.proposal().token_ids == (2, 3)
+
+
+def test_numbers_of_no_use_end_a_line_with_what_it_has() -> None:
+    """A negative token is no proposal."""
+    line = Drafting(Path(DraftState(), 0), GREEDY, 1, 9, frozenset())
+    line.take([pick(2)])
+    line.take([Pick(-1, Guess((), 0.0))])
+    assert line.is_done
+    assert line.proposal().token_ids == (2,)
+    assert len(line.proposal().guesses) == 1
