@@ -96,9 +96,13 @@ class VerifyRow:
 
 @dataclass(frozen=True, slots=True)
 class VerifyCommand:
-    """One forward pass of the target; its result is one `Verdict | RowFailure | None` a row."""
+    """One forward pass of the target; its result is one `Verdict | RowFailure | None` a row.
+
+    together: whether the draft's lane works at the same time.
+    """
 
     rows: tuple[VerifyRow, ...]
+    together: bool = False
     kind: str = "verify"
 
     @property

@@ -46,6 +46,7 @@ class Speculator(Protocol):
 
     def max_drafts(self, sequence: TokenSequence) -> int: ...
     async def take(self, rows: Sequence[BatchRow]) -> list[Proposal]: ...
+    def will_branch(self, rows: Sequence[BatchRow]) -> bool: ...
     def branch(self, rows: Sequence[BatchRow], proposals: Sequence[Proposal]) -> Branching: ...
     async def stage(self, branching: Any, results: Sequence[RowResult]) -> None: ...
     def forget(self, sequence: TokenSequence) -> None: ...
@@ -98,7 +99,8 @@ class EngineCore:
         rows = self.scheduler.next_batch(self._speculator.max_drafts)
         self._mark_scheduled(rows)
         proposals = await self._speculator.take(rows)
-        verifying = self._target.submit(verify_command(rows, proposals))
+        together = self._speculator.will_branch(rows)
+        verifying = self._target.submit(verify_command(rows, proposals, together))
         branching = self._speculator.branch(rows, proposals)
         results = await self._results(verifying, rows)
         branching.stop()
@@ -189,11 +191,10 @@ class EngineCore:
         self._speculator.forget(live.sequence)
 
 
-def verify_command(rows: Sequence[BatchRow], proposals: Sequence[Proposal]) -> VerifyCommand:
+def verify_command(rows: Sequence[BatchRow], proposals: Sequence[Proposal], together: bool) -> VerifyCommand:
     """The target's pass for these rows: pending tokens, then the proposal."""
-    return VerifyCommand(
-        tuple(_verify_row(row, proposal) for row, proposal in zip(rows, proposals, strict=True))
-    )
+    verified = tuple(_verify_row(row, proposal) for row, proposal in zip(rows, proposals, strict=True))
+    return VerifyCommand(verified, together)
 
 
 def _verify_row(row: BatchRow, proposal: Proposal) -> VerifyRow:

@@ -1,7 +1,8 @@
 """What the engine's loop asks of the draft's lane, and what it gets back: values only.
 
 The lane owns all draft memory. A command names a sequence by its `uid` and says what is committed;
-the lane itself finds out what its draft has not seen yet.
+the lane itself finds out what its draft has not seen yet. `together` says whether the target's lane
+works at the same time.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class DraftCommand:
     rows: tuple[DraftRow, ...]
     stop: StopWord
     kind: str = "draft"
+    together: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -59,6 +61,7 @@ class BuildCommand:
     rows: tuple[DraftRow, ...]
     stop: StopWord
     kind: str = "build"
+    together: bool = True
 
     @property
     def num_rows(self) -> int:
@@ -77,6 +80,7 @@ class ForgetCommand:
 
     uids: tuple[int, ...]
     kind: str = "forget"
+    together: bool = True
 
     @property
     def num_rows(self) -> int:

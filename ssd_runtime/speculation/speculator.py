@@ -132,6 +132,10 @@ class Speculator:
         await self._fill(rows, proposals, missed, self._fallback)
         return proposals
 
+    def will_branch(self, rows: Sequence[Row]) -> bool:
+        """Whether `branch` will have something to do for these rows."""
+        return self._draft is not None and any(self._may_branch(row.sequence) for row in rows)
+
     def branch(self, rows: Sequence[Row], proposals: Sequence[Proposal]) -> Build:
         """Start preparing the outcomes of this round; empty when the draft has nothing to do."""
         verified = tuple(zip(rows, proposals, strict=True))
