@@ -1,0 +1,124 @@
+"""`/metrics`: parsed as Prometheus parses it, and equal to the sums over the trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from ssd_runtime.server.service import Service
+from ssd_runtime.settings.schema import Settings
+from ssd_runtime.stats import RoundRecord, RoundTotals
+from ssd_runtime.telemetry.metrics import Metrics
+from ssd_runtime.telemetry.trace import read_trace
+from ssd_runtime.testing.asgi import get, post, served
+from ssd_runtime.testing.engines import toy_engine
+from ssd_runtime.types import EngineSnapshot, Timing
+
+NAMES = {
+    "spec_decode_num_drafts_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
+    "spec_decode_num_accepted_tokens_per_pos_total",
+    "spec_decode_cache_hits_total",
+    "spec_decode_cache_misses_total",
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "num_preemptions_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "request_success_total",
+    "time_to_first_token_seconds_count",
+    "inter_token_latency_seconds_count",
+    "request_time_per_output_token_seconds_count",
+    "e2e_request_latency_seconds_count",
+    "request_queue_time_seconds_count",
+}
+
+
+def parsed(text: str) -> dict[str, float]:
+    """Every sample of every series of ours; a position or a reason is part of the name."""
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    assert all(sample.name.startswith("ssd:") for sample in samples)
+    assert {sample.labels["model_name"] for sample in samples} <= {"smollm2-135m"}
+    return {
+        " ".join(
+            [sample.name.removeprefix("ssd:"), *(sample.labels[key] for key in EXTRA if key in sample.labels)]
+        ): sample.value
+        for sample in samples
+    }
+
+
+EXTRA = ("position", "finished_reason", "le")
+
+
+async def test_counters_of_speculation_are_the_sums_over_the_trace(tmp_path: Path) -> None:
+    """The same records, seen by another observer; the warm-up is in both."""
+    trace = tmp_path / "trace.json"
+    service = Service(Settings())
+    engine = toy_engine(
+        "scheduler.policy=ssd", "engine.draft_model=toy/1", plugins=[service.metrics], trace=trace
+    )
+    async with served(engine, service) as (app, _):
+        for seed in range(4):
+            body = {"prompt": "count me", "max_tokens": 30, "seed": seed, "ignore_eos": True}
+            assert (await post(app, "/v1/completions", body)).status == 200
+        found = parsed((await get(app, "/metrics")).body.decode())
+    _, rounds = read_trace(trace)
+    totals = RoundTotals.of(rounds)
+    assert totals.accepted_tokens > 0
+    assert found["spec_decode_num_drafts_total"] == sum(record.proposed > 0 for record in rounds)
+    assert found["spec_decode_num_draft_tokens_total"] == totals.draft_tokens
+    assert found["spec_decode_num_accepted_tokens_total"] == totals.accepted_tokens
+    assert found["spec_decode_cache_hits_total"] == totals.hits
+    assert found["spec_decode_cache_misses_total"] == totals.misses
+    per_position = [
+        found[f"spec_decode_num_accepted_tokens_per_pos_total {position}"]
+        for position in range(len(totals.accepted_per_position))
+    ]
+    assert per_position == totals.accepted_per_position
+    assert (found["prompt_tokens_total"], found["generation_tokens_total"]) == (32, 120)
+    assert found["request_success_total length"] == 4
+    assert found["time_to_first_token_seconds_count"] == 4
+
+
+def test_every_name_is_there_and_documented() -> None:
+    """Those that dashboards know from vLLM, under our prefix."""
+    metrics = Metrics(
+        "smollm2-135m", lambda: EngineSnapshot(running=2, waiting=3, used_blocks=1, num_blocks=4)
+    )
+    metrics.observe(RoundRecord("a", "cache", True, 2, 1, 2))
+    metrics.ended("stop")
+    found = parsed(metrics.text().decode())
+    document = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
+    assert {name.split(" ")[0] for name in found} >= NAMES
+    assert [name for name in NAMES if name.removesuffix("_count") not in document] == []
+    assert (found["num_requests_running"], found["num_requests_waiting"]) == (2, 3)
+    assert found["kv_cache_usage_perc"] == 0.25
+
+
+def test_a_round_without_a_draft_is_no_draft() -> None:
+    """It is a round all the same."""
+    metrics = Metrics("m", EngineSnapshot)
+    metrics.observe(RoundRecord("a", "none", True, 0, 0, 1))
+    totals, num_drafts = metrics.rounds()
+    assert (totals.rounds, totals.misses, num_drafts) == (1, 1, 0)
+
+
+def test_time_per_token_needs_two_tokens() -> None:
+    """With one token there is no time between tokens, and no division by zero."""
+    metrics = Metrics("smollm2-135m", EngineSnapshot)
+    metrics.timing(Timing(0.1, 0.2, 3.0, 3.2), prompt_tokens=5, completion_tokens=1)
+    metrics.timing(Timing(0.1, 0.2, 3.0, 3.2), prompt_tokens=5, completion_tokens=4)
+    found = parsed(metrics.text().decode())
+    assert found["request_time_per_output_token_seconds_count"] == 1
+    assert found["request_time_per_output_token_seconds_sum"] == 1.0
+
+
+def test_two_servers_count_apart() -> None:
+    """Several engines may live in one process."""
+    one, other = Metrics("a", EngineSnapshot), Metrics("a", EngineSnapshot)
+    one.ended("stop")
+    assert b"request_success_total{" in one.text()
+    assert b"request_success_total{" not in other.text()
