@@ -1,0 +1,69 @@
+"""The budget that promises most tokens a round, from what was measured."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd_runtime.speculation.budget import SMOOTHING, Average, BudgetChooser
+from ssd_runtime.speculation.commands import StepCost
+
+
+def chooser(verify: float, steps: dict[int, float], ranks: list[int | None], most: int = 8) -> BudgetChooser:
+    chosen = BudgetChooser(most, 4)
+    chosen.note_verification(verify)
+    chosen.note_steps(StepCost(paths, seconds) for paths, seconds in steps.items())
+    for rank in ranks:
+        chosen.note_outcome(4, 3, rank)
+    return chosen
+
+
+def test_before_anything_is_measured_it_is_small() -> None:
+    """Two outcomes, or what there may be at most."""
+    assert BudgetChooser(8, 4).choose(1) == 2
+    assert BudgetChooser(1, 4).choose(1) == 1
+    assert BudgetChooser(0, 4).choose(1) == 0
+
+
+def test_paths_that_cost_nothing_are_all_taken_where_they_cover_more() -> None:
+    """Ranks up to the last one happen, and a pass takes the same for any number of paths."""
+    free = dict.fromkeys(range(1, 9), 0.01)
+    assert chooser(0.1, free, [0, 3, 7, 7, 7, 7, 7, 7]).choose(1) == 8
+
+
+def test_a_bonus_that_is_always_the_first_candidate_needs_one_path() -> None:
+    """More paths would only be slower."""
+    dear = {paths: 0.01 * paths for paths in range(1, 9)}
+    assert chooser(0.05, dear, [0] * 50).choose(1) == 1
+
+
+def test_more_rows_make_every_path_dearer() -> None:
+    """The budget of a row never grows with the batch."""
+    dear = {paths: 0.01 + 0.004 * paths for paths in (1, 2, 4, 8, 16, 32, 64)}
+    budgets = [chooser(0.1, dear, [0, 1, 2, 3, 5, None] * 5).choose(rows) for rows in (1, 2, 4, 8)]
+    assert budgets == sorted(budgets, reverse=True)
+
+
+@given(
+    st.floats(0, 10),
+    st.dictionaries(st.integers(1, 64), st.floats(0, 1), min_size=1),
+    st.lists(st.one_of(st.none(), st.integers(0, 100)), max_size=20),
+    st.integers(0, 16),
+    st.integers(1, 16),
+)
+def test_it_is_always_within_its_bounds(
+    verify: float, steps: dict[int, float], ranks: list[int | None], most: int, rows: int
+) -> None:
+    """Whatever the clock said, also nothing at all."""
+    assert min(most, 1) <= chooser(verify, steps, ranks, most).choose(rows) <= most
+
+
+def test_an_average_begins_with_its_first_value_and_follows() -> None:
+    """It does not begin at zero."""
+    assert Average().value is None
+    average = Average()
+    average.add(10.0)
+    assert average.value == 10.0
+    average.add(20.0)
+    assert average.value == pytest.approx(10 + 10 * SMOOTHING)

@@ -1,0 +1,203 @@
+"""Where a row's proposal comes from, in every mode, and what a build's end leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from ssd_runtime.engine.scheduler import BatchRow
+from ssd_runtime.messages import Draw, Verdict
+from ssd_runtime.sequence import Sequence as TokenSequence
+from ssd_runtime.speculation.budget import BudgetChooser
+from ssd_runtime.speculation.commands import Branch, BuildCommand, BuildResult, DraftRow, ForgetCommand
+from ssd_runtime.speculation.draft_lane import DraftLane
+from ssd_runtime.speculation.fallback import Source
+from ssd_runtime.speculation.hybrid import FixedMode
+from ssd_runtime.speculation.memory import Memories
+from ssd_runtime.speculation.proposal import Guess, Proposal
+from ssd_runtime.speculation.speculator import Speculator, likelihoods
+from ssd_runtime.testing.scripted import ScriptedLane
+from ssd_runtime.types import Mode, Request, SpeculationParams
+
+
+class Known:
+    """A source that proposes the same tokens for the rows it knows."""
+
+    def __init__(self, name: str, tokens: dict[int, tuple[int, ...]]) -> None:
+        self.name = name
+        self.asked: list[list[int]] = []
+        self._tokens = tokens
+
+    async def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        """See `Source`."""
+        self.asked.append([row.uid for row in rows])
+        return [Proposal(self._tokens.get(row.uid, ())) for row in rows]
+
+
+def sequence(wanted: SpeculationParams | None = None, max_len: int = 50) -> TokenSequence:
+    request = Request("r", speculation=wanted or SpeculationParams())
+    return TokenSequence(request, 3, [1, 2, 3, 4], Draw(0, 0.0), max_len, kv_len=3)
+
+
+class Play:
+    """A speculator with a scripted draft; `round` plays take, branch and stage."""
+
+    def __init__(self, mode: Mode = Mode.SSD, fallback: Sequence[Source] = (), context: int = 100) -> None:
+        self.lane = ScriptedLane()
+        self.memories = Memories()
+        self.drafting = Known("draft", {})
+        self.speculator = Speculator(
+            draft=DraftLane(self.lane, name="d", patience=lambda: 60.0),
+            drafting=self.drafting,
+            fallback=fallback,
+            memories=self.memories,
+            controller=FixedMode(mode),
+            budget=BudgetChooser(4, 4),
+            length=4,
+            max_context=context,
+            clock=lambda: 0.0,
+        )
+
+    def rows(self, *sequences: TokenSequence) -> list[BatchRow]:
+        return [BatchRow(one, 1, self.speculator.max_drafts(one)) for one in sequences]
+
+    async def round(
+        self, sequences: Sequence[TokenSequence], verdicts: Sequence[Verdict], result: BuildResult
+    ) -> list[Proposal]:
+        """The proposals; then the verdicts are committed and the build gives `result`."""
+        rows = self.rows(*sequences)
+        proposals = await self.speculator.take(rows)
+        build = self.speculator.branch(rows, proposals)
+        for one, proposal, verdict in zip(sequences, proposals, verdicts, strict=True):
+            tokens = [*proposal.token_ids[: verdict.accepted], verdict.bonus]
+            one.commit(tokens, len(one.token_ids) + verdict.accepted)
+        if self.lane.pending:
+            self.lane.complete(result)
+        await self.speculator.stage(build, verdicts)
+        return proposals
+
+
+def prepared(*branches: Branch) -> BuildResult:
+    return BuildResult((branches,))
+
+
+async def test_only_the_exact_outcome_is_a_hit() -> None:
+    """Same accepted length and same bonus."""
+    for bonus, hit in ((9, True), (8, False)):
+        play, one = Play(), sequence()
+        await play.round([one], [Verdict(0, bonus)], prepared(Branch(0, 9, Proposal((5, 6)))))
+        [proposal] = await play.speculator.take(play.rows(one))
+        assert proposal.token_ids == ((5, 6) if hit else ())
+        assert (proposal.source, proposal.looked_up) == ("cache" if hit else "none", True)
+
+
+async def test_a_miss_walks_along_the_sources_until_one_answers() -> None:
+    """Row by row; who has a proposal is not asked about again."""
+    hit, first_knows, second_knows, nobody = (sequence() for _ in range(4))
+    first, second = Known("first", {first_knows.uid: (1,)}), Known("second", {second_knows.uid: (2, 2)})
+    play, four = Play(fallback=(first, second)), [hit, first_knows, second_knows, nobody]
+    first_round = [(Branch(0, 9, Proposal((5,))),), (), (), ()]
+    await play.round(four, [Verdict(0, 9)] * 4, BuildResult(tuple(first_round)))
+    first.asked.clear()
+    second.asked.clear()
+    proposals = await play.speculator.take(play.rows(*four))
+    assert [proposal.source for proposal in proposals] == ["cache", "first", "second", "none"]
+    assert [proposal.token_ids for proposal in proposals] == [(5,), (1,), (2, 2), ()]
+    assert first.asked == [[first_knows.uid, second_knows.uid, nobody.uid]]
+    assert second.asked == [[second_knows.uid, nobody.uid]]
+    assert all(proposal.looked_up for proposal in proposals)
+
+
+async def test_a_build_that_was_not_ready_is_no_miss() -> None:
+    """The draft still read the prompt: nothing was looked up, the sources are asked all the same."""
+    one = sequence()
+    play = Play(fallback=(Known("first", {one.uid: (3,)}),))
+    await play.round([one], [Verdict(0, 9)], BuildResult((None,)))
+    [proposal] = await play.speculator.take(play.rows(one))
+    assert (proposal.token_ids, proposal.looked_up) == ((3,), False)
+
+
+async def test_a_changed_epoch_makes_what_was_prepared_void() -> None:
+    """Preempted after the build and back with the same tokens."""
+    play, one = Play(), sequence()
+    await play.round([one], [Verdict(0, 9)], prepared(Branch(0, 9, Proposal((5, 6)))))
+    one.forget_kv()
+    play.speculator.forget(one)
+    [proposal] = await play.speculator.take(play.rows(one))
+    assert proposal.token_ids == ()
+    assert play.lane.commands[-1] == ForgetCommand((one.uid,))
+
+
+async def test_a_build_that_ends_after_its_sequence_files_nothing() -> None:
+    """Forgotten between verdict and build's end: no memory comes back."""
+    play, one = Play(), sequence()
+    rows = play.rows(one)
+    build = play.speculator.branch(rows, await play.speculator.take(rows))
+    play.speculator.forget(one)
+    play.lane.complete(prepared(Branch(0, 9, Proposal((5,)))))
+    await play.speculator.stage(build, [Verdict(0, 9)])
+    assert play.memories.get(one.uid) is None
+    assert len(play.speculator._outcomes) == 0
+
+
+@pytest.mark.parametrize("mode", [Mode.AUTOREGRESSIVE, Mode.SPECULATIVE])
+async def test_other_modes_build_and_look_up_nothing(mode: Mode) -> None:
+    """A mode is what it says."""
+    play, one = Play(mode), sequence()
+    for _ in range(3):
+        [proposal] = await play.round([one], [Verdict(0, 9)], BuildResult(()))
+        assert not proposal.looked_up
+    assert play.lane.commands == []
+    assert len(play.drafting.asked) == (3 if mode is Mode.SPECULATIVE else 0)
+
+
+async def test_a_request_overrides_the_mode_and_the_length() -> None:
+    """Off means off, whatever the engine's mode; a length may be shorter, never longer."""
+    play = Play(Mode.SPECULATIVE)
+    assert play.speculator.max_drafts(sequence(SpeculationParams(enabled=False))) == 0
+    assert play.speculator.max_drafts(sequence(SpeculationParams(mode=Mode.AUTOREGRESSIVE))) == 0
+    assert play.speculator.max_drafts(sequence(SpeculationParams(length=2))) == 2
+    assert play.speculator.max_drafts(sequence(SpeculationParams(length=40))) == 4
+    assert play.speculator.mode_of(sequence(SpeculationParams(mode=Mode.SSD))) is Mode.SSD
+
+
+@pytest.mark.parametrize(
+    ("max_len", "context", "expected"), [(50, 100, 4), (8, 100, 3), (5, 100, 0), (50, 7, 2)]
+)
+def test_drafts_end_where_the_sequence_or_the_drafts_context_does(
+    max_len: int, context: int, expected: int
+) -> None:
+    """One place is left for the bonus."""
+    assert Play(context=context).speculator.max_drafts(sequence(max_len=max_len)) == expected
+
+
+async def test_a_prompt_in_chunks_is_read_by_the_draft_but_nothing_is_prepared() -> None:
+    """There is no outcome before the prompt's last chunk."""
+    play = Play()
+    one = TokenSequence(Request("r"), 9, list(range(9)), Draw(0, 0.0), 50)
+    rows = [BatchRow(one, 4, 0)]
+    play.speculator.branch(rows, await play.speculator.take(rows))
+    [command] = play.lane.commands
+    assert isinstance(command, BuildCommand)
+    assert command.rows[0].budget == 0
+    assert command.rows[0].token_ids == tuple(range(9))
+
+
+async def test_losing_branches_stay_readable_in_the_shadow() -> None:
+    """What was prepared for another outcome is known to follow that text."""
+    play, one = Play(), sequence()
+    branches = (Branch(0, 9, Proposal((5,))), Branch(0, 8, Proposal((6, 7))))
+    await play.round([one], [Verdict(0, 9)], prepared(*branches))
+    await play.round([one], [Verdict(0, 8)], prepared())
+    play.memories.of(one.uid).settle(one.token_ids)
+    assert play.memories.recall(one.uid, 2)[:2] == [6, 7]
+
+
+def test_tokens_without_a_guess_have_a_likelihood_too() -> None:
+    """A proposer's branches have no guesses; the shadow wants a number for each token."""
+    sure, unsure = Guess((5,), 100.0), Guess((6,), 0.0)
+    assert likelihoods(Branch(0, 1, Proposal((5, 6, 7)))) == [0.5] * 4
+    assert likelihoods(Branch(0, 1, Proposal((5, 6), guesses=(sure, unsure, sure)))) == pytest.approx(
+        [0.5, 1.0, 0.5]
+    )
