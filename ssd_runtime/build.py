@@ -16,6 +16,7 @@ import structlog
 from ssd_runtime.clock import Clock, monotonic
 from ssd_runtime.device.cores import use_torch_threads
 from ssd_runtime.device.lane import Lane, Worker
+from ssd_runtime.device.threads import ShareCores, shares
 from ssd_runtime.drafts import Draft, make_draft
 from ssd_runtime.engine.core import EngineCore
 from ssd_runtime.engine.prepare import Limits
@@ -40,6 +41,7 @@ from ssd_runtime.types import Mode
 if TYPE_CHECKING:
     import torch
 
+    from ssd_runtime.device.transfer import Transfer
     from ssd_runtime.models.linear import Quantizer
     from ssd_runtime.models.loading import LoadedModel
     from ssd_runtime.models.tokenizer import Tokenizer
@@ -135,6 +137,8 @@ class _Builder:
         progress: Progress,
         trace: Path | None,
     ) -> None:
+        from ssd_runtime.device.transfer import open_transfer
+
         self._settings = loaded.settings
         self._registries = registries
         self._load_model = load_model
@@ -142,13 +146,16 @@ class _Builder:
         self._clock = monotonic
         self._trace = TraceWriter(trace, self._clock) if trace is not None else None
         self._places = places(loaded)
+        self._target_transfer = open_transfer(self._places.target_device)
+        self._draft_transfer = open_transfer(self._places.draft_device)
         self._lanes: list[Lane] = []
         self._draft_lane: DraftLane | None = None
         self._proposers: list[GuardedProposer] = []
 
     def parts(self) -> Parts:
         """The whole engine."""
-        model = self._model(self._settings.engine.model, self._settings.engine.quantization.small)
+        engine = self._settings.engine
+        model = self._model(engine.model, engine.quantization.small, self._target_transfer)
         limits = Limits(
             context=min(
                 self._settings.scheduler.max_tokens,
@@ -173,21 +180,27 @@ class _Builder:
             model_name=model.name,
         )
 
-    def _model(self, name: str, quantization: str) -> LoadedModel:
+    def _model(self, name: str, quantization: str, transfer: Transfer) -> LoadedModel:
+        from ssd_runtime.models.loading import place_model
+
         quantizer = self._registries.quantizers.get(quantization)()
-        return self._load_model(name, quantizer, self._progress)
+        return place_model(self._load_model(name, quantizer, self._progress), transfer)
 
     def _draft(self, target: LoadedModel) -> Draft | None:
         if self._settings.scheduler.policy is Mode.AUTOREGRESSIVE:
             return None
-        return make_draft(self._settings, self._registries, target, self._model, self._clock)
+        load = partial(self._model, transfer=self._draft_transfer)
+        return make_draft(self._settings, self._registries, target, load, self._clock, self._draft_transfer)
 
     def _core(self, model: LoadedModel, speculator: Speculator) -> EngineCore:
         engine, scheduler = self._settings.engine, self._settings.scheduler
         num_blocks = -(-self._settings.kv_cache_tokens // engine.block_size)
         kv = model.decoder.new_kv(num_blocks, engine.block_size, _kv_dtype(engine.kv_cache_dtype))
         sampler = self._registries.samplers.get(engine.sampler)()
-        target = self._lane("target", TargetWorker(model.decoder, kv, sampler), self._places.target)
+        worker = TargetWorker(model.decoder, kv, sampler)
+        together, _ = shares(self._places.target, self._places.draft)
+        sharing = ShareCores(worker, alone=len(self._places.target), together=together)
+        target = self._lane("target", sharing, self._places.target, self._target_transfer)
         return EngineCore(
             target=target,
             scheduler=Scheduler(
@@ -208,7 +221,9 @@ class _Builder:
         budget = BudgetChooser(engine.branch_budget, engine.speculative_length)
         lane = None
         if draft is not None:
-            thread = self._lane("draft", draft.worker, self._places.draft)
+            _, together = shares(self._places.target, self._places.draft)
+            sharing = ShareCores(draft.worker, alone=len(self._places.draft), together=together)
+            thread = self._lane("draft", sharing, self._places.draft, self._draft_transfer)
             lane = self._draft_lane = DraftLane(thread, name=draft.name, patience=lambda: _patience(budget))
         drafting = DraftSource(lane) if lane is not None else None
         memories = Memories()
@@ -240,9 +255,9 @@ class _Builder:
         self._proposers.append(guarded)
         return ProposerSource(name, guarded)
 
-    def _lane(self, name: str, worker: Worker, cores: frozenset[int]) -> Lane:
+    def _lane(self, name: str, worker: Worker, cores: frozenset[int], transfer: Transfer) -> Lane:
         record = self._trace.command if self._trace is not None else None
-        setup = partial(use_torch_threads, len(cores))
+        setup = partial(_prepare_thread, len(cores), transfer)
         lane = Lane(name, worker, clock=self._clock, cores=cores, setup=setup, on_record=record)
         self._lanes.append(lane)
         return lane
@@ -251,6 +266,12 @@ class _Builder:
         registry = self._registries.observers
         listeners = {name: registry.get(name)().observe for name in registry.names()}
         return Broadcast(listeners | ({"trace": self._trace.round} if self._trace is not None else {}))
+
+
+def _prepare_thread(num_threads: int, transfer: Transfer) -> None:
+    """Runs on a lane's own thread, before its first command."""
+    use_torch_threads(num_threads)
+    transfer.bind()
 
 
 def _patience(budget: BudgetChooser) -> float:

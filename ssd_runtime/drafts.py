@@ -17,6 +17,7 @@ from ssd_runtime.speculation.model_draft import DecoderDraft, DraftModel
 from ssd_runtime.speculation.proposing import ProposerWorker
 
 if TYPE_CHECKING:
+    from ssd_runtime.device.transfer import Transfer
     from ssd_runtime.models.loading import LoadedModel
 
 NO_DRAFT = "none"
@@ -42,11 +43,15 @@ def make_draft(
     target: LoadedModel,
     load: Callable[[str, str], LoadedModel],
     clock: Clock,
+    transfer: Transfer,
 ) -> Draft | None:
     """The draft that the settings name; None for `none`.
 
-    `load(name, quantizer)` loads a model. Raises `ModelError` for a draft whose vocabulary differs.
+    `load(name, quantizer)` loads a model, for the lane that `transfer` belongs to. Raises `ModelError`
+    for a draft whose vocabulary differs.
     """
+    from ssd_runtime.models.loading import place_model
+
     engine = settings.engine
     name = engine.draft_model
     if name == NO_DRAFT:
@@ -55,7 +60,7 @@ def make_draft(
         proposer = registries.proposers.get(name)()
         return Draft(name, ProposerWorker(proposer, target.config.vocab_size), settings.scheduler.max_tokens)
     if name in registries.draft_models.names():
-        model: DraftModel = registries.draft_models.get(name)(target=target)
+        model: DraftModel = registries.draft_models.get(name)(target=place_model(target, transfer))
     else:
         loaded = load(engine.model if name == SELF else name, engine.draft_quantization)
         if name != SELF:

@@ -1,8 +1,8 @@
-"""What exists here: whether every part that the settings name can be provided. Loads no torch."""
+"""What exists here: whether every part that the settings name can be provided. Loads torch only for a GPU."""
 
 from __future__ import annotations
 
-from ssd_runtime.device.placement import Places, place
+from ssd_runtime.device.placement import Places, check_place, place
 from ssd_runtime.drafts import NO_DRAFT, SELF
 from ssd_runtime.errors import ConfigError, ModelError, NotAvailableError
 from ssd_runtime.hooks.registry import Registries
@@ -43,18 +43,19 @@ def check_parts(loaded: Loaded, registries: Registries) -> None:
 
 
 def places(loaded: Loaded) -> Places:
-    """The cores of the two roles; raises `ConfigError` for devices that are not there."""
+    """The devices and cores of the two roles; raises `ConfigError` for devices that are not there."""
     placement = loaded.settings.placement
     for role, value in placement:
-        if not isinstance(value, str) or value.startswith("cuda"):
+        if not isinstance(value, str):
             raise NotAvailableError(
                 f"{loaded.where(f'placement.{role}')}: {flow(value)} is not available; "
-                "available: auto, cpu:N, cpu:N-M"
+                "available: auto, cpu:N, cpu:N-M, cuda:N"
             )
-    try:
-        return place(str(placement.target), str(placement.draft), loaded.settings.scheduler.policy)
-    except ConfigError as error:
-        raise ConfigError(f"{loaded.origin('placement')} {error}") from error
+        try:
+            check_place(value)
+        except ConfigError as error:
+            raise ConfigError(f"{loaded.where(f'placement.{role}')}: {error}") from error
+    return place(str(placement.target), str(placement.draft), loaded.settings.scheduler.policy)
 
 
 def is_model(name: str) -> bool:

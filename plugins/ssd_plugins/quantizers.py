@@ -35,6 +35,10 @@ class BFloat16Matrix:
         several = x if len(x) > 1 else x.expand(2, -1)
         return functional.linear(several.bfloat16(), self.weight).float()[: len(x)]
 
+    def to(self, device: torch.device) -> BFloat16Matrix:
+        """The same weight on another device."""
+        return BFloat16Matrix(self.weight.to(device))
+
 
 class Int8Matrix:
     """A weight in int8 with one bfloat16 scale per output, chosen by the largest magnitude."""

@@ -23,13 +23,13 @@ def parse_cores(place: str) -> frozenset[int]:
         return available_cores()
     match = _CPU.fullmatch(place)
     if match is None:
-        raise ConfigError(f"placement: got {place!r}, expected auto, cpu:N or cpu:N-M on this machine")
+        raise ConfigError(f"got {place!r}, expected auto, cpu:N or cpu:N-M on this machine")
     first, last = int(match[1]), int(match[2] or match[1])
     cores = frozenset(range(first, last + 1))
     missing = sorted(cores - available_cores())
     if missing or not cores:
         raise ConfigError(
-            f"placement: {place!r} names cores {missing or 'none'}, available: {sorted(available_cores())}"
+            f"{place!r} names cores {missing or 'none'}, available: {sorted(available_cores())}"
         )
     return cores
 

@@ -19,7 +19,7 @@ class PagedKV:
     `data` is `[layers, num_blocks + 1, block_size, kv_heads, 2, head_dim]`: keys at 0, values at 1
     of the last but one dimension, so that one gather fetches both. The extra block at the end is
     all zeros and never written; positions that a row does not have are read from it.
-    Pages are zero and take no memory before they are first written.
+    Pages are zero, and in host memory take none before they are first written.
     """
 
     def __init__(
@@ -30,12 +30,15 @@ class PagedKV:
         kv_heads: int,
         head_dim: int,
         dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
     ) -> None:
+        """On the CPU where no `device` is given."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.bytes_per_token = 2 * layers * kv_heads * head_dim * _ITEM_BYTES[dtype]
         shape = (layers, num_blocks + 1, block_size, kv_heads, 2, head_dim)
-        self.data = _lazy_zeros(shape, dtype)
+        on_host = device is None or device.type == "cpu"
+        self.data = _lazy_zeros(shape, dtype) if on_host else torch.zeros(shape, dtype=dtype, device=device)
         self._layers = [layer.view(-1, kv_heads * 2 * head_dim) for layer in self.data]
 
     @property

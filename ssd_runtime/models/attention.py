@@ -17,14 +17,16 @@ company, of the chunking of its row and of its place in it:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ssd_runtime.device.transfer import Transfer
 from ssd_runtime.memory.kv import PagedKV
 from ssd_runtime.messages import ForwardRow
 from ssd_runtime.models.config import DecoderConfig
@@ -33,6 +35,7 @@ QUERY_TILE = 8
 KEY_TILE = 128
 
 Ints = NDArray[np.int64]
+Upload = Callable[[NDArray[Any]], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +85,29 @@ class Plan:
     logits: Tensor
 
 
-def make_plan(rows: Sequence[ForwardRow], kv: PagedKV, config: DecoderConfig, tile: int | None) -> Plan:
-    """Lay out `rows`. `tile`: tokens in a segment at most; None takes each row whole."""
+def make_plan(
+    rows: Sequence[ForwardRow], kv: PagedKV, config: DecoderConfig, tile: int | None, transfer: Transfer
+) -> Plan:
+    """Lay out `rows`, and bring the plan to the device.
+
+    `tile`: tokens in a segment at most; None takes each row whole.
+    """
+
+    def upload(array: NDArray[Any]) -> Tensor:
+        return transfer.up(torch.from_numpy(array))
+
     tables = [_slots(row, kv) for row in rows]
     groups = _group(_segments(rows, tile))
     token_ids = np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows])
     positions = np.concatenate([np.arange(row.start, row.start + len(row.token_ids)) for row in rows])
     ends = np.cumsum([len(row.token_ids) for row in rows])
     return Plan(
-        token_ids=torch.from_numpy(token_ids),
-        positions=torch.from_numpy(positions),
-        slots=torch.from_numpy(_concatenate(t[row.start :] for row, t in zip(rows, tables, strict=True))),
-        groups=[_layout(group, tables, kv, config) for group in groups],
-        outputs=torch.from_numpy(_outputs(groups, len(token_ids), config)),
-        logits=torch.from_numpy(
+        token_ids=upload(token_ids),
+        positions=upload(positions),
+        slots=upload(_concatenate(t[row.start :] for row, t in zip(rows, tables, strict=True))),
+        groups=[_layout(group, tables, kv, config, upload) for group in groups],
+        outputs=upload(_outputs(groups, len(token_ids), config)),
+        logits=upload(
             _concatenate(
                 np.arange(end - row.num_logits, end) for row, end in zip(rows, ends.tolist(), strict=True)
             )
@@ -157,7 +169,9 @@ def _slots(row: ForwardRow, kv: PagedKV) -> Ints:
     return slots
 
 
-def _layout(group: list[_Segment], tables: list[Ints], kv: PagedKV, config: DecoderConfig) -> Group:
+def _layout(
+    group: list[_Segment], tables: list[Ints], kv: PagedKV, config: DecoderConfig, upload: Upload
+) -> Group:
     shared = config.heads // config.kv_heads
     tokens, positions, slots = _gather(group, tables, kv)
     heads = np.arange(config.heads).reshape(config.kv_heads, 1, shared, 1)
@@ -165,8 +179,8 @@ def _layout(group: list[_Segment], tables: list[Ints], kv: PagedKV, config: Deco
     key_index = slots[None] * config.kv_heads + np.arange(config.kv_heads)[:, None, None]
     distance = positions[:, :, None] - np.arange(slots.shape[1])
     windows = set(config.windows) or {None}
-    masks = {window: _mask(distance, window, config) for window in windows}
-    return Group(torch.from_numpy(query_index.reshape(-1)), torch.from_numpy(key_index.reshape(-1)), masks)
+    masks = {window: _mask(distance, window, config, upload) for window in windows}
+    return Group(upload(query_index.reshape(-1)), upload(key_index.reshape(-1)), masks)
 
 
 def _gather(group: list[_Segment], tables: list[Ints], kv: PagedKV) -> tuple[Ints, Ints, Ints]:
@@ -184,12 +198,12 @@ def _gather(group: list[_Segment], tables: list[Ints], kv: PagedKV) -> tuple[Int
     return tokens, positions, slots
 
 
-def _mask(distance: Ints, window: int | None, config: DecoderConfig) -> Tensor:
+def _mask(distance: Ints, window: int | None, config: DecoderConfig, upload: Upload) -> Tensor:
     """`[B, M, S]` of a group, from the distances query − key `[R, Q, S]`."""
     hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
     rows, queries, keys = hidden.shape
     shared = config.heads // config.kv_heads
-    wide = torch.from_numpy(hidden)[None, :, None].expand(config.kv_heads, rows, shared, queries, keys)
+    wide = upload(hidden)[None, :, None].expand(config.kv_heads, rows, shared, queries, keys)
     return wide.reshape(config.kv_heads * rows, shared * queries, keys)
 
 

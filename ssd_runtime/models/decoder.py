@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ssd_runtime.device.transfer import HOST, Transfer
 from ssd_runtime.errors import ModelError
 from ssd_runtime.memory.kv import PagedKV
 from ssd_runtime.messages import ForwardRow, StopWord
 from ssd_runtime.models.attention import QUERY_TILE, Plan, attend, make_plan
 from ssd_runtime.models.config import DecoderConfig
-from ssd_runtime.models.linear import Quantizer, TiledMatrix, WeightMatrix
+from ssd_runtime.models.linear import Quantizer, TiledMatrix, WeightMatrix, moved
 from ssd_runtime.models.rope import rope_frequencies
 
 _EMBEDDING = "model.embed_tokens.weight"
@@ -42,6 +44,10 @@ class _Layer:
     input_norm: Tensor
     post_norm: Tensor
 
+    def to(self, device: torch.device) -> _Layer:
+        """The same weights on `device`."""
+        return _Layer(**{field.name: _moved(getattr(self, field.name), device) for field in fields(self)})
+
 
 class Decoder:
     """A decoder with its weights. `weights` are float32 under Hugging Face's names.
@@ -63,6 +69,7 @@ class Decoder:
         # queries and keys both carry the fourth root, so that scores come out divided by √head_dim
         self._rope_factor = factor * config.head_dim**-0.25
         self._tile: int | None = None
+        self.transfer: Transfer = HOST
 
     @property
     def weight_bytes(self) -> int:
@@ -78,6 +85,18 @@ class Decoder:
             layer.qkv, layer.output = TiledMatrix(layer.qkv), TiledMatrix(layer.output)
             layer.gate_up, layer.down = TiledMatrix(layer.gate_up), TiledMatrix(layer.down)
 
+    def to(self, transfer: Transfer) -> Decoder:
+        """The same decoder where `transfer` leads, for the lane that `transfer` belongs to.
+
+        Weights that are there already are shared. Raises `NotAvailableError`, see `moved`.
+        """
+        placed, device = copy.copy(self), transfer.device
+        placed.transfer = transfer
+        placed._embedding, placed._norm = self._embedding.to(device), self._norm.to(device)
+        placed._frequencies, placed._head = self._frequencies.to(device), moved(self._head, device)
+        placed._layers = [layer.to(device) for layer in self._layers]
+        return placed
+
     def shallow(self, layers: int) -> Decoder:
         """The same decoder cut off after its first `layers` layers; the weights are shared."""
         cut = copy.copy(self)
@@ -86,18 +105,21 @@ class Decoder:
         return cut
 
     def new_kv(self, num_blocks: int, block_size: int, dtype: torch.dtype = torch.float32) -> PagedKV:
-        """An empty KV store of this decoder's shape."""
-        config = self.config
-        return PagedKV(config.layers, num_blocks, block_size, config.kv_heads, config.head_dim, dtype)
+        """An empty KV store of this decoder's shape, where its weights are."""
+        config, device = self.config, self.transfer.device
+        with self.transfer.use():
+            return PagedKV(
+                config.layers, num_blocks, block_size, config.kv_heads, config.head_dim, dtype, device
+            )
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[ForwardRow], kv: PagedKV, stop: StopWord | None = None) -> Tensor:
         """Feed `rows`, write their KV, and return the wanted logits, rows in order.
 
-        Each row feeds at least one token. Returns `[Σ num_logits, vocab]` float32. The stop word is
-        polled between layers; when it is set, raises Interrupted.
+        Each row feeds at least one token. Returns `[Σ num_logits, vocab]` float32, in host memory. The
+        stop word is polled between layers; when it is set, raises Interrupted.
         """
-        plan = make_plan(rows, kv, self.config, self._tile)
+        plan = make_plan(rows, kv, self.config, self._tile, self.transfer)
         x = self._embedding.index_select(0, plan.token_ids).float()
         cos, sin = self._rotation(plan.positions)
         for index, layer in enumerate(self._layers):
@@ -105,7 +127,7 @@ class Decoder:
                 raise Interrupted
             x = x + self._attention(index, layer, self._normed(x, layer.input_norm), (cos, sin), plan, kv)
             x = x + _mlp(layer, self._normed(x, layer.post_norm))
-        return self._logits(x, plan.logits)
+        return self.transfer.down(self._logits(x, plan.logits))
 
     def _logits(self, x: Tensor, wanted: Tensor) -> Tensor:
         if not len(wanted):
@@ -136,6 +158,13 @@ class Decoder:
         queries = qk[:, :heads].reshape(-1, config.head_dim)
         mixed = attend(queries, index, plan, kv, layer.window)
         return _affine(layer.output, mixed.view(len(x), -1), layer.output_bias)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """A field of a layer on `device`: a vector or a matrix; everything else is nowhere."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return moved(value, device) if callable(value) else value
 
 
 def _affine(matrix: WeightMatrix, x: Tensor, bias: Tensor | None) -> Tensor:

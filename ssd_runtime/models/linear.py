@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from ssd_runtime.errors import NotAvailableError
 
 ROW_TILE = 8
 """Plain products are made over a multiple of this many rows; see `pad_rows`."""
@@ -20,6 +22,8 @@ class WeightMatrix(Protocol):
 
     Contract (batch invariance): row i of `matrix(x)` depends on row i of `x` alone, to the last
     bit, whatever the number of rows and whatever stands in the other rows.
+
+    It is on the CPU. With a method `to(device) -> WeightMatrix` it can be had on a GPU, see `moved`.
     """
 
     nbytes: int
@@ -39,6 +43,19 @@ class Quantizer(Protocol):
         ...
 
 
+def moved(matrix: WeightMatrix, device: torch.device) -> WeightMatrix:
+    """`matrix` on `device`, by its own method `to`. Raises `NotAvailableError` where it has none."""
+    move = getattr(matrix, "to", None)
+    if move is not None:
+        return cast(WeightMatrix, move(device))
+    if device.type == "cpu":
+        return matrix
+    raise NotAvailableError(
+        f"weights in the format of {type(matrix).__name__} are not available on {device}; set "
+        "engine.quantization and engine.draft_quantization to none or bf16, or the placement to cpu"
+    )
+
+
 def pad_rows(x: Tensor) -> Tensor:
     """`x` `[N, in]` with zero rows appended up to a multiple of `ROW_TILE`.
 
@@ -50,7 +67,7 @@ def pad_rows(x: Tensor) -> Tensor:
 
 
 class PlainMatrix:
-    """A float32 weight as it is, for PyTorch builds without oneDNN."""
+    """A float32 weight as it is, for GPUs and for PyTorch builds without oneDNN."""
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight.clone()
@@ -59,6 +76,10 @@ class PlainMatrix:
     def __call__(self, x: Tensor) -> Tensor:
         """See `WeightMatrix`."""
         return functional.linear(pad_rows(x), self.weight)[: len(x)]
+
+    def to(self, device: torch.device) -> PlainMatrix:
+        """See `moved`."""
+        return self if device == self.weight.device else PlainMatrix(self.weight.to(device))
 
 
 class PackedMatrix:
@@ -79,6 +100,10 @@ class PackedMatrix:
         padded = functional.pad(x, (0, 0, 0, FAST_ROWS - len(x))) if len(x) < FAST_ROWS else x
         product: Tensor = torch.ops.mkldnn._linear_pointwise(padded, self._packed, None, "none", [], "")
         return product[: len(x)]
+
+    def to(self, device: torch.device) -> PackedMatrix | PlainMatrix:
+        """See `moved`; the layout is the CPU's own."""
+        return self if device.type == "cpu" else PlainMatrix(self._packed.to_dense().to(device))
 
 
 class Float32Quantizer:
@@ -106,3 +131,7 @@ class TiledMatrix:
         """See `WeightMatrix`."""
         tiles = [self.matrix(tile) for tile in torch.split(pad_rows(x), ROW_TILE)]
         return torch.cat(tiles)[: len(x)]
+
+    def to(self, device: torch.device) -> TiledMatrix:
+        """See `moved`."""
+        return TiledMatrix(moved(self.matrix, device))

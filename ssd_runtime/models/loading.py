@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ssd_runtime.errors import ModelError
 
 if TYPE_CHECKING:
+    from ssd_runtime.device.transfer import Transfer
     from ssd_runtime.models.config import DecoderConfig
     from ssd_runtime.models.decoder import Decoder
     from ssd_runtime.models.linear import Quantizer
@@ -98,6 +99,20 @@ def load(
     policy = check_rows(decoder)
     progress(f"loading {source.name}", 1, 1)
     return LoadedModel(config, decoder, tokenizer, source.name, policy)
+
+
+def place_model(model: LoadedModel, transfer: Transfer) -> LoadedModel:
+    """`model` for the lane that `transfer` belongs to; on another device its rows are checked again.
+
+    Raises `NotAvailableError` for weights in a format that the device cannot use.
+    """
+    if model.decoder.transfer is transfer:
+        return model
+    from ssd_runtime.models.selfcheck import check_rows
+
+    with transfer.use():
+        decoder = model.decoder.to(transfer)
+        return replace(model, decoder=decoder, row_policy=check_rows(decoder))
 
 
 def _folder(source: ModelSource, progress: Progress, cache_dir: Path | None) -> Path:

@@ -140,11 +140,11 @@ class TestMistakes:
             ),
             (
                 ("check", "--set", "placement.draft=cuda:0"),
-                "ssd-run: --set placement.draft: cuda:0 is not available; available: auto, cpu:N, cpu:N-M",
+                "ssd-run: --set placement.draft: 'cuda:0' needs a GPU and a build of PyTorch with CUDA; ",
             ),
             (
                 ("check", "--set", "placement.draft=cpu:4000"),
-                "ssd-run: --set placement.draft placement: 'cpu:4000' names cores [4000], available: ",
+                "ssd-run: --set placement.draft: 'cpu:4000' names cores [4000], available: ",
             ),
             (
                 ("check", "--set", "engine.cache_policy={name: adaptive, slope: 0}"),
