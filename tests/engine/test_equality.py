@@ -214,7 +214,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_every_mode_and_draft_gives_plain_decodings_text(case: Case) -> None:
     """Together, in little memory, with their own parameters: as each alone without speculation."""
@@ -296,10 +296,10 @@ def test_never_more_than_max_tokens(mode: Mode, max_tokens: int) -> None:
 
 def test_a_request_is_the_same_alone_in_a_batch_and_after_others() -> None:
     """Case B21: a seed means the same text wherever it runs."""
-    asked = greedy(temperature=1.0, seed=7)
+    asked = greedy(temperature=1.0, seed=7, max_tokens=12)
     others = [
-        replace(greedy(temperature=1.0, seed=seed), id=f"{seed}", prompt_token_ids=(seed + 1,))
-        for seed in range(7)
+        replace(greedy(temperature=1.0, seed=seed, max_tokens=12), id=f"{seed}", prompt_token_ids=(seed + 1,))
+        for seed in range(3)
     ]
     rig = Rig(TARGET, worker("other weights", [], 8), max_batch_size=8, fallback=("draft",))
     check(rig, *others, asked)
