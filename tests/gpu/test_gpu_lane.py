@@ -6,11 +6,16 @@ import asyncio
 from functools import lru_cache
 
 import pytest
+import torch
 
 from ssd_runtime.app import Engine
 from ssd_runtime.device.cuda import require_device
+from ssd_runtime.device.transfer import open_transfer
 from ssd_runtime.errors import ConfigError
+from ssd_runtime.messages import ForwardRow
+from ssd_runtime.models.loading import place_model
 from ssd_runtime.testing.engines import toy_engine
+from ssd_runtime.testing.toy import toy_decoder
 from ssd_runtime.types import Request, SamplingParams
 
 pytestmark = pytest.mark.gpu
@@ -72,3 +77,17 @@ async def test_a_gpu_gives_the_ids_of_the_cpu(
         f"placement.draft={draft_place}",
     )
     assert await token_ids(engine) == expected
+
+
+def test_a_placed_model_works_on_the_gpu_and_answers_on_the_host() -> None:
+    """Its KV lies on the GPU, its logits come back to host memory, and are the CPU's up to rounding."""
+    model, transfer = toy_decoder(1), open_transfer(GPU)
+    placed = place_model(model, transfer).decoder
+    kv = placed.new_kv(4, 4)
+    assert str(kv.data.device) == GPU
+    row = ForwardRow(PROMPTS[0], 0, range(4), 3)
+    with transfer.use():
+        logits = placed.forward([row], kv)
+    assert logits.device.type == "cpu"
+    torch.testing.assert_close(logits, model.decoder.forward([row], model.decoder.new_kv(4, 4)))
+    assert kv.data.any(), "the pass wrote its keys and values there"
