@@ -89,4 +89,4 @@ class HybridController:
         else:
             self._hold = min(2 * self._hold, LONGEST_HOLD)
         rates = {mode.value: round(rate, 1) for mode, rate in self._rates.items()}
-        log.info("hybrid measured", tokens_per_second=rates, chosen=self._held.value, rounds=self._hold)
+        log.debug("hybrid measured", tokens_per_second=rates, chosen=self._held.value, rounds=self._hold)
