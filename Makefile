@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 PROMPT ?= Why is the sky blue? Answer in one sentence.
 
-.PHONY: run test test-all lint format docs ci clean
+.PHONY: run test test-all client-test lint format docs ci clean
 
 run: $(READY)  ## answer one prompt with the embedded model
 	echo "$(PROMPT)" | $(BIN)/ssd-run pipe
@@ -15,6 +15,10 @@ test: $(READY)  ## the fast suite
 
 test-all: $(READY)  ## every test that this machine can run
 	$(BIN)/pytest -q
+
+client-test: $(READY)  ## OpenAI's client for Node against the daemon; needs node and npm
+	cd tests/clients && npm install --no-audit --no-fund --no-package-lock
+	cd tests/clients && SSD_RUN="$(CURDIR)/$(BIN)/ssd-run" npm test
 
 lint: $(READY)  ## style and types
 	BIN=$(BIN) scripts/check --no-tests
