@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -28,16 +31,28 @@ def output_of(example: re.Match[str], folder: Path) -> str:
     """What an example prints, run outside the repository by a shell that stops at the first failure."""
     interpreter = {"sh": ["sh", "-e", "-c"], "python": [sys.executable, "-W", "error", "-c"]}[example["kind"]]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    done = subprocess.run(
-        [*interpreter, example["code"]],
+    process = subprocess.Popen(
+        [*interpreter, example["code"].replace("8000", str(free_port()))],
         cwd=folder,
         env={**os.environ, "PATH": path},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    try:
+        output, errors = process.communicate()
+    finally:
+        with suppress(ProcessLookupError):  # an example that fails may leave its daemon behind
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, errors
+    return output
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.mark.slow
@@ -45,7 +60,7 @@ def output_of(example: re.Match[str], folder: Path) -> str:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("example", WITH_MODEL, ids=first_line)
 def test_an_example_answers(example: re.Match[str], tmp_path: Path) -> None:
-    """Pipe, JSON lines, chat and both libraries print an answer."""
+    """Pipe, JSON lines, chat, the daemon and both libraries print an answer."""
     assert len(output_of(example, tmp_path).split()) > 3
 
 
@@ -58,7 +73,7 @@ def test_a_command_that_only_looks_says_something(example: re.Match[str], tmp_pa
 def test_most_blocks_are_run() -> None:
     """Only the first, which sets everything up, is left to whoever reads it."""
     assert len(EXAMPLES) == README.count("```") // 2 - 1
-    assert (len(WITH_MODEL), len(WITHOUT_MODEL)) == (5, 1)
+    assert (len(WITH_MODEL), len(WITHOUT_MODEL)) == (6, 1)
 
 
 def test_the_first_commands_are_targets_of_the_makefile() -> None:
