@@ -35,7 +35,7 @@ from ssd_runtime.speculation.hybrid import FixedMode, HybridController, ModeCont
 from ssd_runtime.speculation.memory import Memories
 from ssd_runtime.speculation.speculator import Speculator
 from ssd_runtime.telemetry.observers import Broadcast
-from ssd_runtime.telemetry.trace import TraceWriter
+from ssd_runtime.telemetry.trace import TraceWriter, open_trace
 from ssd_runtime.types import Mode
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class _Builder:
         self._load_model = load_model
         self._progress = progress
         self._clock = monotonic
-        self._trace = TraceWriter(trace, self._clock) if trace is not None else None
+        self._trace = open_trace(trace, self._clock) if trace is not None else None
         self._places = places(loaded)
         self._target_transfer = open_transfer(self._places.target_device)
         self._draft_transfer = open_transfer(self._places.draft_device)

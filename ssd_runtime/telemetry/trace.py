@@ -20,6 +20,7 @@ import structlog
 
 from ssd_runtime.clock import Clock, monotonic
 from ssd_runtime.device.lane import CommandRecord
+from ssd_runtime.errors import ConfigError
 from ssd_runtime.stats import RoundRecord
 
 log = structlog.get_logger(__name__)
@@ -120,6 +121,14 @@ class TraceWriter:
                 self._file.close()
             except OSError:
                 return  # closing flushes, and fails as writing did
+
+
+def open_trace(path: Path, clock: Clock) -> TraceWriter:
+    """A writer for the path that a user named; raises `ConfigError` where it cannot be created."""
+    try:
+        return TraceWriter(path, clock)
+    except OSError as error:
+        raise ConfigError(f"--trace {path}: cannot be written: {error.strerror}") from None
 
 
 def read_trace(path: Path) -> tuple[list[CommandRecord], list[RoundRecord]]:

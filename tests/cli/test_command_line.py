@@ -132,6 +132,10 @@ class TestMistakes:
                 ("--set", "server.host=192.0.2.1"),
                 "ssd-run: server: cannot listen on 192.0.2.1, port 8000: ",
             ),
+            (
+                ("--set", "server.port=0", "--trace", "no/folder/trace.json"),
+                "ssd-run: --trace no/folder/trace.json: cannot be written",
+            ),
             (("config", "show", "--mode", "fast"), "fast"),
             (("check", "--set", "engine.model=no.gguf"), "ssd-run: model 'no.gguf' not found"),
             (
