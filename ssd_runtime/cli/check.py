@@ -99,7 +99,12 @@ def _weights(quantization: str) -> str:
 
 
 def _placement(places: Places) -> str:
-    return f"target on {_cores(places.target)}, draft on {_cores(places.draft)}"
+    target = _lane(places.target_device, places.target)
+    return f"target on {target}, draft on {_lane(places.draft_device, places.draft)}"
+
+
+def _lane(device: str, cores: frozenset[int]) -> str:
+    return _cores(cores) if device == "cpu" else f"{device}, fed by {_cores(cores)}"
 
 
 def _cores(cores: frozenset[int]) -> str:
