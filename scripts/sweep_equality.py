@@ -24,6 +24,7 @@ from ssd_runtime.settings.load import load_settings
 from ssd_runtime.types import Answer, Request, SamplingParams
 
 TEMPERATURES = (0.0, 0.7, 0.9, 1.0, 1.2)
+DRAFTS = ("self", "ngram", "wrong", "wavering", "oracle")
 PLAIN = "autoregressive"
 NO_BUDGET = 0
 
@@ -59,7 +60,7 @@ def configurations(lengths: Sequence[int], batches: Sequence[int]) -> Iterator[C
             yield Configuration(PLAIN, "none", 1, batch)
         for length in lengths:
             for mode in ("speculative", "ssd"):
-                for draft in ("self", "ngram", "wrong", "wavering"):
+                for draft in DRAFTS[:-1]:
                     yield Configuration(mode, draft, length, batch)
             yield Configuration("ssd", "oracle", length, batch)
             yield Configuration("ssd", "self", length, batch, NO_BUDGET)
@@ -116,6 +117,8 @@ async def sweep(options: argparse.Namespace) -> bool:
     scripted_drafts.learn((*answer.prompt_token_ids, *answer.token_ids) for answer in plain)
     equal = True
     for configuration in configurations(options.lengths, options.batches):
+        if configuration.draft not in options.drafts:
+            continue
         started = time.perf_counter()
         row = report(configuration, plain, await answers(configuration, asked))
         row["seconds"] = round(time.perf_counter() - started, 1)
@@ -132,6 +135,7 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--batches", type=int, nargs="+", default=[4, 1])
+    parser.add_argument("--drafts", nargs="+", default=["none", *DRAFTS], help="leave out the others")
     options = parser.parse_args()
     equal = asyncio.run(sweep(options))
     sys.stdout.write("equal everywhere\n" if equal else "DIFFERENT\n")

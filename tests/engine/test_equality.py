@@ -222,7 +222,8 @@ def test_every_mode_and_draft_gives_plain_decodings_text(case: Case) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.timeout(900)
+@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_every_mode_and_draft_gives_plain_decodings_text_in_many_cases(case: Case) -> None:
     """The same, for longer."""

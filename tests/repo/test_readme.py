@@ -94,4 +94,4 @@ def test_every_document_is_in_the_index() -> None:
 
 def test_the_readme_fits_one_sitting() -> None:
     """Details belong into docs/."""
-    assert len(README.splitlines()) < 175
+    assert len(README.splitlines()) < 200
