@@ -39,10 +39,22 @@ def descriptor(name: str) -> int:
 def run(main: Coroutine[Any, Any, int]) -> int:
     """Run a command to its exit status; Ctrl-C cancels it and gives 130."""
     try:
-        return asyncio.run(main)
-    except KeyboardInterrupt:
+        return asyncio.run(_interruptible(main))
+    except (KeyboardInterrupt, asyncio.CancelledError):
         note("interrupted")
         return INTERRUPTED
+
+
+async def _interruptible(main: Coroutine[Any, Any, int]) -> int:
+    """`main`, cancelled by SIGINT.
+
+    The loop's own handler wakes it through a descriptor. The one that `asyncio.run` installs does not,
+    and a signal that comes just before the loop falls asleep would wait for the next event.
+    """
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+    return await main
 
 
 def configured_engine(loaded: Loaded, line: WaitLine, trace: Path | None = None) -> AnsweringEngine:
