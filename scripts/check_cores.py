@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ssd_runtime.app import Engine
 from ssd_runtime.settings.load import load_settings
-from ssd_runtime.types import Request, SamplingParams, SpeculationParams
+from ssd_runtime.types import Request, SamplingParams
 
 WINDOW_SECONDS = 0.05
 BUSY = 0.5
@@ -68,7 +68,7 @@ async def windows(target: str, draft: str, max_tokens: int) -> Sequence[tuple[fl
     """Both lanes' shares of every window while one answer is decoded."""
     overrides = ["scheduler.policy=ssd", f"placement.target={target}", f"placement.draft={draft}"]
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    request = Request("0", prompt="Tell me a story.", params=params, speculation=SpeculationParams())
+    request = Request("0", prompt="Tell me a story.", params=params)
     async with Engine(load_settings(None, overrides, {})) as engine:
         await engine.complete(request)
         with Watcher() as watcher:

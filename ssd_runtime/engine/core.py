@@ -19,18 +19,13 @@ from ssd_runtime.engine.scheduler import BatchRow, Scheduler
 from ssd_runtime.errors import ComputeError, EngineClosedError, EngineError, QueueFullError, SSDError
 from ssd_runtime.messages import RowFailure, Verdict, VerifyCommand, VerifyRow
 from ssd_runtime.sequence import Sequence as TokenSequence
+from ssd_runtime.speculation.draft_lane import LaneLike
 from ssd_runtime.speculation.proposal import Proposal
 from ssd_runtime.stats import RoundRecord
 
 log = structlog.get_logger(__name__)
 
 RowResult = Verdict | RowFailure | None
-
-
-class LaneLike(Protocol):
-    """Takes commands, returns awaitables; a `Lane`, or a scripted one in tests."""
-
-    def submit(self, command: Any) -> asyncio.Future[Any]: ...
 
 
 class Branching(Protocol):

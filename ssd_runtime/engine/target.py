@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from ssd_runtime.messages import Draw, ForwardRow, RowFailure, Verdict, VerifyCommand, VerifyRow
+from ssd_runtime.messages import ForwardRow, RowFailure, Verdict, VerifyCommand, VerifyRow
 from ssd_runtime.sampling.verify import verify
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ssd_runtime.hooks.kinds import Sampler
     from ssd_runtime.memory.kv import PagedKV
     from ssd_runtime.models.decoder import Decoder
-
-
-class Sampler(Protocol):
-    """Draws tokens from logits; a plugin kind."""
-
-    def draw(self, logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> Sequence[int]:
-        """One token per row of `logits` `[N, V]`; negative where the row's numbers are unusable."""
-        ...
 
 
 class TargetWorker:

@@ -7,11 +7,12 @@ ends at most one pass after the verdict and whatever depth was reached is of use
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ssd_runtime.clock import Clock
+from ssd_runtime.hooks.kinds import Sampler
 from ssd_runtime.memory.blocks import OutOfBlocks
-from ssd_runtime.messages import Draw, StopWord
+from ssd_runtime.messages import StopWord
 from ssd_runtime.sampling.draw import DraftStep
 from ssd_runtime.speculation.commands import (
     BuildCommand,
@@ -27,21 +28,13 @@ from ssd_runtime.speculation.proposal import NOTHING, Guess, Proposal
 from ssd_runtime.speculation.trunk import Trunk
 
 
-class DraftSampler(Protocol):
-    """Draws the draft's own tokens and ranks what may follow; see `hooks/kinds.py`."""
-
-    def draft(
-        self, logits: Any, draws: Sequence[Draw], positions: Sequence[int], count: int
-    ) -> Sequence[DraftStep]: ...
-
-
 class DraftWorker:
     """Owns a draft model and one trunk per sequence."""
 
     def __init__(
         self,
         draft: DraftModel,
-        sampler: DraftSampler,
+        sampler: Sampler,
         allot: Allot,
         *,
         vocab_size: int,
