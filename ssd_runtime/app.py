@@ -18,6 +18,7 @@ from ssd_runtime.errors import EngineClosedError, RequestError, SSDError
 from ssd_runtime.faces import answer_of
 from ssd_runtime.settings.load import Loaded, load_settings
 from ssd_runtime.settings.schema import Settings
+from ssd_runtime.telemetry.trace import RecordSink
 from ssd_runtime.types import Answer, EngineSnapshot, FinishReason, Mode, Output, Request, SamplingParams
 
 CLOSE_SECONDS = 30.0
@@ -39,11 +40,13 @@ class Engine:
         loaded: Loaded,
         *,
         progress: Progress = no_progress,
-        trace: Path | None = None,
+        trace: Path | RecordSink | None = None,
         load_model: LoadModel = load_configured_model,
         plugins: Sequence[object] = (),
     ) -> None:
-        """`trace`: a file for Chrome trace events. `load_model`: where models come from (tests).
+        """`trace`: a file for Chrome trace events, or what takes the records itself.
+
+        load_model: where models come from (tests).
 
         plugins: objects with hooks, registered after those that are installed or configured.
         """

@@ -35,7 +35,7 @@ from ssd_runtime.speculation.hybrid import FixedMode, HybridController, ModeCont
 from ssd_runtime.speculation.memory import Memories
 from ssd_runtime.speculation.speculator import Speculator
 from ssd_runtime.telemetry.observers import Broadcast
-from ssd_runtime.telemetry.trace import TraceWriter, open_trace
+from ssd_runtime.telemetry.trace import RecordSink, open_trace
 from ssd_runtime.types import Mode
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Parts:
     lanes: list[Lane]
     draft_lane: DraftLane | None
     proposers: list[GuardedProposer]
-    trace: TraceWriter | None
+    trace: RecordSink | None
     model_name: str
 
     async def run(self) -> None:
@@ -110,11 +110,12 @@ def build(
     loaded: Loaded,
     load_model: LoadModel,
     progress: Progress,
-    trace: Path | None,
+    trace: Path | RecordSink | None,
     plugins: Sequence[object] = (),
 ) -> Parts:
     """Load everything that `loaded` names and put it together. Blocks; run it on a worker thread.
 
+    trace: a file for Chrome trace events, or what takes the records itself.
     plugins: objects with hooks, registered after those that are installed or configured.
     Raises `ConfigError` for settings that cannot be met here, `ModelError` for models, `PluginError`.
     """
@@ -135,7 +136,7 @@ class _Builder:
         registries: Registries,
         load_model: LoadModel,
         progress: Progress,
-        trace: Path | None,
+        trace: Path | RecordSink | None,
     ) -> None:
         from ssd_runtime.device.transfer import open_transfer
 
@@ -144,7 +145,7 @@ class _Builder:
         self._load_model = load_model
         self._progress = progress
         self._clock = monotonic
-        self._trace = open_trace(trace, self._clock) if trace is not None else None
+        self._trace = open_trace(trace, self._clock) if isinstance(trace, Path) else trace
         self._places = places(loaded)
         self._target_transfer = open_transfer(self._places.target_device)
         self._draft_transfer = open_transfer(self._places.draft_device)

@@ -38,7 +38,10 @@ class Worker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CommandRecord:
-    """One command that a lane carried out; times in seconds of the lane's clock."""
+    """One command that a lane carried out; times in seconds of the lane's clock.
+
+    passes: forward passes that the command's result counts; 0 where it counts none.
+    """
 
     lane: str
     kind: str
@@ -46,6 +49,7 @@ class CommandRecord:
     tokens: int
     started: float
     finished: float
+    passes: int = 0
 
 
 _Item = tuple[Command, asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
@@ -104,8 +108,10 @@ class Lane:
             command, loop, future = item
             started = self._clock()
             result, error = self._execute(command)
+            finished = self._clock()
+            passes = getattr(result, "passes", 0)
             record = CommandRecord(
-                self.name, command.kind, command.num_rows, command.num_tokens, started, self._clock()
+                self.name, command.kind, command.num_rows, command.num_tokens, started, finished, passes
             )
             self._hand_over(loop, future, result, error, record)
 

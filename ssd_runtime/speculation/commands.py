@@ -116,3 +116,8 @@ class BuildResult:
 
     rows: tuple[tuple[Branch, ...] | None, ...]
     steps: tuple[StepCost, ...] = ()
+
+    @property
+    def passes(self) -> int:
+        """Forward passes of the draft, for the lane's record."""
+        return len(self.steps)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import structlog
 
@@ -28,7 +28,16 @@ log = structlog.get_logger(__name__)
 COMMAND = "command"
 ROUND = "round"
 _ROUNDS_TID = 0
+_COMMAND_FIELDS = ("lane", "kind", "rows", "tokens", "passes")
 _ROUND_FIELDS = tuple(field.name for field in fields(RoundRecord))
+
+
+class RecordSink(Protocol):
+    """Takes an engine's records as they come, on any thread; `close` ends them."""
+
+    def command(self, record: CommandRecord) -> None: ...
+    def round(self, record: RoundRecord) -> None: ...
+    def close(self) -> None: ...
 
 
 class TraceWriter:
@@ -59,7 +68,7 @@ class TraceWriter:
                 cat=COMMAND,
                 ts=started / 1000,
                 dur=(finished - started) / 1000,
-                args={"lane": record.lane, "kind": record.kind, "rows": record.rows, "tokens": record.tokens},
+                args={name: getattr(record, name) for name in _COMMAND_FIELDS},
             )
         )
 
@@ -166,7 +175,13 @@ def _command(event: dict[str, Any]) -> CommandRecord:
     started = round(event["ts"] * 1000)
     finished = started + round(event["dur"] * 1000)
     return CommandRecord(
-        args["lane"], args["kind"], args["rows"], args["tokens"], started / 1e9, finished / 1e9
+        args["lane"],
+        args["kind"],
+        args["rows"],
+        args["tokens"],
+        started / 1e9,
+        finished / 1e9,
+        args.get("passes", 0),  # traces of earlier versions do not say
     )
 
 

@@ -15,6 +15,7 @@ from ssd_runtime.models.linear import Quantizer
 from ssd_runtime.models.loading import LoadedModel
 from ssd_runtime.settings.load import load_settings
 from ssd_runtime.speculation.model_draft import DraftModel
+from ssd_runtime.telemetry.trace import RecordSink
 from ssd_runtime.testing.scripted import VOCAB
 from ssd_runtime.testing.toy import toy_decoder
 
@@ -27,7 +28,7 @@ def toy_engine(
     plugins: Sequence[object] = (),
     models: dict[str, LoadedModel] | None = None,
     scale: float = 0.3,
-    trace: Path | None = None,
+    trace: Path | RecordSink | None = None,
 ) -> Engine:
     """An engine on the toy model `seed`; `overrides` are settings, as `key=value`.
 

@@ -15,6 +15,7 @@ from ssd_runtime.clock import ManualClock
 from ssd_runtime.device.cores import available_cores
 from ssd_runtime.device.lane import CommandRecord, Lane
 from ssd_runtime.errors import EngineClosedError
+from ssd_runtime.speculation.commands import BuildResult, StepCost
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,16 @@ async def test_each_command_is_recorded_with_its_times_before_its_result_is_seen
     lane = Lane("test", Caller(), clock=clock, on_record=records.append)
     await lane.submit(Call(lambda: clock.advance(2.0)))
     assert records == [CommandRecord("test", "call", 2, 3, 1.0, 3.0)]
+    lane.close()
+
+
+async def test_a_record_has_the_passes_that_a_result_counts() -> None:
+    """A build says how many draft passes it made; most results say nothing."""
+    records = list[CommandRecord]()
+    lane = Lane("test", Caller(), clock=ManualClock(), on_record=records.append)
+    await lane.submit(Call(lambda: BuildResult((), (StepCost(1, 0.1), StepCost(4, 0.2)))))
+    await lane.submit(Call(lambda: None))
+    assert [record.passes for record in records] == [2, 0]
     lane.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ from ssd_runtime.stats import RoundRecord
 from ssd_runtime.telemetry.trace import TraceWriter, read_trace
 
 VERIFY = CommandRecord("target", "verify", 2, 10, 1.0, 1.25)
-BUILD = CommandRecord("draft", "build", 2, 8, 1.125, 1.1875)
+BUILD = CommandRecord("draft", "build", 2, 8, 1.125, 1.1875, passes=3)
 HIT = RoundRecord("a", "cache", True, 4, 3, 4, bonus_rank=1)
 MISS = RoundRecord('b "quoted"\n✓', "none", True, 0, 0, 1)
 
@@ -120,3 +121,11 @@ def test_full_disk_ends_the_trace_and_nothing_else() -> None:
     with capture_logs() as logs, TraceWriter(Path("/dev/full"), ManualClock()) as writer:
         writer.command(VERIFY)
     assert [entry["event"] for entry in logs] == ["the trace ends here: it cannot be written"]
+
+
+def test_traces_from_before_passes_were_counted_are_read(tmp_path: Path) -> None:
+    """They say nothing of passes, so none are counted."""
+    path = tmp_path / "t.json"
+    write(path).close()
+    path.write_text(re.sub(r', "passes": \d+', "", path.read_text()))
+    assert [command.passes for command in read_trace(path)[0]] == [0, 0]
