@@ -7,20 +7,55 @@ positions before `start` is there already.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from ctypes import addressof, c_int32
 from dataclasses import dataclass
-from threading import Event
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Rules:
+    """What a request makes of logits by what was said before, position by position.
+
+    One object for one request: its identity is the key of what lanes remember for it. The fields are
+    applied in this order, which is transformers'; the penalties' meaning is in `sampling/processors.py`.
+
+    num_prompt: tokens of the prompt; what follows them is the answer. end_ids: impossible before
+    `min_tokens`. grammar, warpers: make the state (`sampling.processors.Processor`) of one lane.
+    """
+
+    num_prompt: int
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    end_ids: frozenset[int] = frozenset()
+    allowed_token_ids: tuple[int, ...] | None = None
+    grammar: Callable[[], Any] | None = None
+    banned_token_ids: tuple[int, ...] = ()
+    warpers: tuple[Callable[[], Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How the tokens of one row are drawn: the request's warp and its noise seed (64 bits)."""
+    """How the tokens of one row are drawn: the request's warp and its noise seed (64 bits).
+
+    rules: what is done to the logits first, None for nothing.
+    """
 
     seed: int
     temperature: float
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    rules: Rules | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the token is all that is wanted, and logits, warp and noise are all it depends on."""
+        return self.rules is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +77,30 @@ class BlockCopy:
     num_tokens: int
 
 
-class StopWord:
-    """A flag that one thread sets and a running lane command polls."""
+class Interrupted(Exception):
+    """A forward pass met its stop word. What it wrote to the KV past `start` is garbage."""
 
-    __slots__ = ("_event",)
+
+class StopWord:
+    """A flag that one thread sets and a running lane command polls; native code reads it at `address`."""
+
+    __slots__ = ("_word",)
 
     def __init__(self) -> None:
-        self._event = Event()
+        self._word = c_int32(0)
+
+    @property
+    def address(self) -> int:
+        """Where a 32-bit integer lies that is not 0 once somebody asked."""
+        return addressof(self._word)
 
     def set(self) -> None:
         """Ask the command to finish after the step in hand."""
-        self._event.set()
+        self._word.value = 1
 
     def is_set(self) -> bool:
         """Whether somebody asked."""
-        return self._event.is_set()
+        return self._word.value != 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +113,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """Why one row has no verdict; the other rows of the command have theirs."""
+    """Why one row has no verdict; the other rows of the command have theirs.
+
+    by_request: the request asks for something impossible; nothing is damaged.
+    """
 
     message: str
+    by_request: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +127,8 @@ class VerifyRow:
     """One row of a verification: pending tokens, then `drafts`, fed from position `start`.
 
     Not `samples`: a prefill chunk that is not the prompt's last; its KV is wanted, no token.
+    text: all tokens of the sequence, of which those up to the pending ones are read; it may grow
+    meanwhile, and is needed only where the draw has rules.
     """
 
     token_ids: tuple[int, ...]
@@ -87,6 +137,7 @@ class VerifyRow:
     block_table: tuple[int, ...]
     draw: Draw
     samples: bool = True
+    text: Sequence[int] = ()
 
     @property
     def num_tokens(self) -> int:

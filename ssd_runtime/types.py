@@ -34,13 +34,25 @@ class SamplingParams:
     """What one request asks of its sampling.
 
     temperature: 0 is greedy. top_p in (0, 1], 1 is off. top_k 0 is off. min_p in [0, 1], 0 is off.
-    max_tokens: None means up to the context. seed: None means drawn, and reported back.
+    repetition_penalty: 1 is off; over prompt and answer. presence_penalty, frequency_penalty: 0 is off;
+    over the answer. logit_bias: pairs of a token id and what is added. allowed_token_ids: None is all.
+    bad_words: texts that the answer does not contain, as the tokenizer spells them. min_tokens: before
+    so many nothing ends the answer. max_tokens: None means up to the context. seed: None means drawn,
+    and reported back.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    banned_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    min_tokens: int = 0
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()

@@ -16,7 +16,14 @@ import structlog
 from ssd_runtime.clock import Clock
 from ssd_runtime.engine.live import LiveRequest
 from ssd_runtime.engine.scheduler import BatchRow, Scheduler
-from ssd_runtime.errors import ComputeError, EngineClosedError, EngineError, QueueFullError, SSDError
+from ssd_runtime.errors import (
+    ComputeError,
+    EngineClosedError,
+    EngineError,
+    QueueFullError,
+    RequestError,
+    SSDError,
+)
 from ssd_runtime.messages import RowFailure, Verdict, VerifyCommand, VerifyRow
 from ssd_runtime.sequence import Sequence as TokenSequence
 from ssd_runtime.speculation.draft_lane import LaneLike
@@ -142,7 +149,8 @@ class EngineCore:
 
     def _commit(self, row: BatchRow, proposal: Proposal, result: RowResult) -> None:
         if isinstance(result, RowFailure):
-            self._fail([self._live[row.sequence]], ComputeError(result.message))
+            kind = RequestError if result.by_request else ComputeError
+            self._fail([self._live[row.sequence]], kind(result.message))
         elif result is None:
             row.sequence.commit([], row.sequence.kv_len + row.num_feed)
         else:
@@ -202,4 +210,5 @@ def _verify_row(row: BatchRow, proposal: Proposal) -> VerifyRow:
         block_table=tuple(sequence.table),
         draw=sequence.draw,
         samples=row.samples,
+        text=sequence.token_ids,
     )

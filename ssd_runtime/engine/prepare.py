@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields
 
+from ssd_runtime.engine.rules import check_ids, rules_of
 from ssd_runtime.engine.stopping import AnswerEnd
 from ssd_runtime.errors import ContextLengthError, RequestError
 from ssd_runtime.messages import Draw
@@ -35,15 +35,19 @@ def prepare(request: Request, tokenizer: Tokenizer, limits: Limits) -> tuple[Seq
     token_ids = _prompt_ids(request, tokenizer, limits)
     max_tokens = _max_tokens(params, len(token_ids), limits)
     seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed % 2**SEED_BITS
-    draw = Draw(seed, params.temperature, params.top_k, params.top_p, params.min_p)
     eos = () if params.ignore_eos else tokenizer.eos_token_ids
     end_ids = frozenset((*eos, *params.stop_token_ids))
+    rules = rules_of(
+        params, tokenizer, num_prompt=len(token_ids), end_ids=end_ids, vocab_size=limits.vocab_size
+    )
+    draw = Draw(seed, params.temperature, params.top_k, params.top_p, params.min_p, rules)
     sequence = Sequence(request, len(token_ids), token_ids, draw, len(token_ids) + max_tokens, end_ids)
     end = AnswerEnd(
         TextDecoder(tokenizer),
         end_ids=end_ids,
         stop_strings=params.stop,
         max_tokens=max_tokens,
+        min_tokens=params.min_tokens,
     )
     return sequence, end
 
@@ -51,6 +55,7 @@ def prepare(request: Request, tokenizer: Tokenizer, limits: Limits) -> tuple[Seq
 def _checked(params: SamplingParams) -> SamplingParams:
     """Parameters made by hand keep the same rules as those that came as JSON."""
     given = {field.name: getattr(params, field.name) for field in fields(params)}
+    given["logit_bias"] = dict(params.logit_bias)
     lists = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
     return parse_params({name: value for name, value in lists.items() if value not in (None, [])}, params)
 
@@ -58,7 +63,7 @@ def _checked(params: SamplingParams) -> SamplingParams:
 def _prompt_ids(request: Request, tokenizer: Tokenizer, limits: Limits) -> list[int]:
     if request.prompt_token_ids is not None:
         token_ids = list(request.prompt_token_ids)
-        _check_ids(token_ids, limits.vocab_size)
+        check_ids("prompt_token_ids", token_ids, limits.vocab_size)
     elif request.messages is not None:
         if not tokenizer.has_chat_template:
             raise RequestError("this model has no chat template; send a prompt instead", "messages")
@@ -78,14 +83,6 @@ def _text_ids(request: Request, tokenizer: Tokenizer) -> list[int]:
     return tokenizer.render_chat([Message("user", request.prompt)])
 
 
-def _check_ids(token_ids: Seq[int], vocab_size: int) -> None:
-    wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
-    if wrong is not None:
-        raise RequestError(
-            f"prompt_token_ids: got {wrong}, expected ids from 0 to {vocab_size - 1}", "prompt_token_ids"
-        )
-
-
 def _max_tokens(params: SamplingParams, num_prompt: int, limits: Limits) -> int:
     left = limits.context - num_prompt
     wanted = params.max_tokens
@@ -97,4 +94,10 @@ def _max_tokens(params: SamplingParams, num_prompt: int, limits: Limits) -> int:
             f"tokens and {completion}; shorten the prompt or lower max_tokens",
             "max_tokens" if left >= 1 else "prompt",
         )
-    return left if wanted is None else wanted
+    most = left if wanted is None else wanted
+    if params.min_tokens > most:
+        raise RequestError(
+            f"min_tokens: got {params.min_tokens}, expected at most {most}, as many as there may be",
+            "min_tokens",
+        )
+    return most

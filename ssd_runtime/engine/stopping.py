@@ -75,12 +75,17 @@ class AnswerEnd:
         end_ids: Iterable[int],
         stop_strings: Sequence[str],
         max_tokens: int,
+        min_tokens: int = 0,
     ) -> None:
-        """`end_ids`: EOS and stop token ids, which end the answer and show no text."""
+        """`end_ids`: EOS and stop token ids, which end the answer and show no text.
+
+        min_tokens: nothing in so many tokens ends the answer; stop strings are looked for behind them.
+        """
         self._text = text
         self._end_ids = frozenset(end_ids)
         self._stops = StopStrings(stop_strings)
         self._left = max_tokens
+        self._free = min_tokens
 
     def push(self, token_ids: Iterable[int]) -> Emission:
         """Take the tokens of one round; those after the end are dropped."""
@@ -95,10 +100,13 @@ class AnswerEnd:
         return Emission(tuple(kept), "".join(shown), None)
 
     def _take(self, token: int, shown: list[str]) -> FinishReason | None:
-        if token in self._end_ids:
+        self._free -= 1
+        if token in self._end_ids and self._free < 0:
             shown.append(self._rest())
             return FinishReason.STOP
-        text, stopped = self._stops.push(self._text.push([token]))
+        text, stopped = self._text.push([token]), False
+        if self._free < 0:
+            text, stopped = self._stops.push(text)
         shown.append(text)
         if stopped:
             return FinishReason.STOP

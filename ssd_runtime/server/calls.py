@@ -20,16 +20,12 @@ from ssd_runtime.types import Request, SamplingParams
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logit_bias": ({},),
     "logprobs": (False,),
     "modalities": (["text"],),
     "n": (1,),
     "parallel_tool_calls": (True, False),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -71,7 +67,7 @@ def parse(endpoint: Endpoint, data: Mapping[str, Any], model: str, defaults: Sam
             defaults=defaults,
         )
     except RequestError as error:
-        raise _in_clients_words(error, data) from None
+        raise _in_clients_words(error) from None
     return Call(request, stream, options)
 
 
@@ -121,12 +117,9 @@ def _stream_options(options: object, stream: bool) -> bool:
     return _flag(options.get("include_usage"), "stream_options.include_usage")
 
 
-def _in_clients_words(error: RequestError, data: Mapping[str, Any]) -> RequestError:
-    """Clients call the ids of a prompt `prompt`, too, and may say `max_completion_tokens`."""
-    renamed = {"prompt_token_ids": "prompt"}
-    if data.get("max_completion_tokens") is not None:
-        renamed["max_tokens"] = "max_completion_tokens"
-    for ours, theirs in renamed.items():
-        if error.param is not None and error.param.partition(".")[0] == ours:
-            return RequestError(str(error).replace(ours, theirs, 1), error.param.replace(ours, theirs, 1))
+def _in_clients_words(error: RequestError) -> RequestError:
+    """Clients call the ids of a prompt `prompt`, too."""
+    ours, theirs = "prompt_token_ids", "prompt"
+    if error.param is not None and error.param.partition(".")[0] == ours:
+        return RequestError(str(error).replace(ours, theirs, 1), error.param.replace(ours, theirs, 1))
     return error

@@ -72,15 +72,8 @@ class Chat:
         _refuse(body, (*_ELSEWHERE, "prompt"))
         if body.get("messages") is None:
             raise RequestError("messages: got nothing, expected a list of {role, content}", "messages")
-        limit = body.pop("max_completion_tokens", None)
-        if limit is not None and body.get("max_tokens") not in (None, limit):
-            raise RequestError(
-                "max_completion_tokens: got another value than max_tokens, expected one of the two",
-                "max_completion_tokens",
-            )
-        tokens = {"max_tokens": limit} if limit is not None else {}
         turns = body["messages"]
-        return body | tokens | {"messages": [_turn(turn) for turn in turns] if _is_list(turns) else turns}
+        return body | {"messages": [_turn(turn) for turn in turns] if _is_list(turns) else turns}
 
     def choice(self, answer: Answer) -> dict[str, Any]:
         """See `Endpoint`."""

@@ -10,71 +10,41 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from ssd_runtime.errors import RequestError
 from ssd_runtime.settings.messages import did_you_mean
+from ssd_runtime.settings.sampling import SEED_RANGE, Integer64, Part, Sampling, Text, TokenId, Word
 from ssd_runtime.settings.schema import EngineSettings
 from ssd_runtime.types import Message, Mode, Request, SamplingParams, SpeculationParams
 
-SEED_RANGE = 2**64
-MAX_STOPS = 16
 SHOWN_CHARACTERS = 60
 # One name a line would hide the module behind its list.
 # fmt: off
 NOT_BUILT = frozenset((
-    "allowed_token_ids", "audio", "bad_words", "beam_width", "best_of", "chat_template",
-    "chat_template_kwargs", "continue_final_message", "detokenize", "echo", "frequency_penalty",
-    "function_call", "functions", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
-    "include_stop_str_in_output", "length_penalty", "logit_bias", "logits_processors", "logprobs",
-    "max_completion_tokens", "min_tokens", "modalities", "n", "parallel_tool_calls", "prediction",
-    "presence_penalty", "priority", "prompt_logprobs", "reasoning_effort", "repetition_penalty",
-    "response_format", "skip_special_tokens", "spaces_between_special_tokens", "structured_outputs",
-    "suffix", "tool_choice", "tools", "top_logprobs", "truncate_prompt_tokens", "use_beam_search",
+    "audio", "beam_width", "best_of", "chat_template", "chat_template_kwargs", "continue_final_message",
+    "detokenize", "echo", "function_call", "functions", "guided_choice", "guided_grammar", "guided_json",
+    "guided_regex", "include_stop_str_in_output", "length_penalty", "logits_processors", "logprobs",
+    "modalities", "n", "parallel_tool_calls", "prediction", "priority", "prompt_logprobs",
+    "reasoning_effort", "response_format", "skip_special_tokens", "spaces_between_special_tokens",
+    "structured_outputs", "suffix", "tool_choice", "tools", "top_logprobs", "truncate_prompt_tokens",
+    "use_beam_search",
 ))
 # fmt: on
-Part = TypeVar("Part", bound="_Part")
+AnyPart = TypeVar("AnyPart", bound=Part)
 _INPUTS = ("prompt", "messages", "prompt_token_ids")
-
-
-def _is_unicode(text: str) -> str:
-    text.encode()  # JSON can spell half a surrogate pair, which no tokenizer takes
-    return text
-
-
-def _has_no_nul(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("NUL")
-    return text
-
-
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
 
 
 def _as_mode(value: object) -> object:
     return Mode(value) if isinstance(value, str) and value in tuple(Mode) else value
 
 
-Word = Annotated[str, AfterValidator(_is_unicode)]
-Text = Annotated[Word, AfterValidator(_has_no_nul)]
-Integer64 = Annotated[int, Field(ge=-(2**63), lt=SEED_RANGE)]
-Stops = Annotated[list[Annotated[Word, Field(min_length=1)]], Field(max_length=MAX_STOPS)]
-TokenId = Annotated[int, Field(ge=0)]
-
-
-class _Part(BaseModel):
-    """Base of the models below; a field's description is what an error message says was expected."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class _Turn(_Part):
+class _Turn(Part):
     role: Text = Field(min_length=1, description="a role such as 'user'")
     content: Text = Field(description="a text without NUL characters")
 
 
-class _Speculation(_Part):
+class _Speculation(Part):
     enabled: bool | None = Field(None, description="true or false")
     mode: Annotated[Mode | None, BeforeValidator(_as_mode)] = Field(
         None, description=f"one of {', '.join(Mode)}"
@@ -82,36 +52,7 @@ class _Speculation(_Part):
     length: int | None = Field(None, ge=0, le=64, description="an integer from 0 to 64")
 
 
-class _Sampling(_Part):
-    temperature: float | None = Field(None, ge=0, le=2, description="a number from 0 (greedy) to 2")
-    top_p: float | None = Field(None, gt=0, le=1, description="a number above 0, up to 1 (off)")
-    top_k: int | None = Field(None, ge=-1, description="an integer: -1 or 0 (off), or at least 1")
-    min_p: float | None = Field(None, ge=0, le=1, description="a number from 0 (off) to 1")
-    max_tokens: int | None = Field(None, ge=1, description="an integer, at least 1")
-    stop: Annotated[Stops | None, BeforeValidator(_as_list)] = Field(
-        None, description=f"a text or a list of at most {MAX_STOPS} texts, none of them empty"
-    )
-    stop_token_ids: list[TokenId] | None = Field(
-        None, description="a list of token ids, which are integers of at least 0"
-    )
-    ignore_eos: bool | None = Field(None, description="true or false")
-    seed: Integer64 | None = Field(None, description="an integer of 64 bits, signed or unsigned")
-
-    def applied_to(self, defaults: SamplingParams) -> SamplingParams:
-        """`defaults` with everything that was given put over it."""
-        given: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name in _Sampling.model_fields
-            if (value := getattr(self, name)) is not None
-        }
-        if self.top_k is not None:
-            given["top_k"] = max(self.top_k, 0)
-        if self.seed is not None:
-            given["seed"] = self.seed % SEED_RANGE
-        return replace(defaults, **given)
-
-
-class _Body(_Sampling):
+class _Body(Sampling):
     id: Word | Integer64 | None = Field(None, description="a text or an integer")
     prompt: Text | None = Field(
         None, min_length=1, description="a text that is not empty, without NUL characters"
@@ -138,7 +79,7 @@ class _Body(_Sampling):
         return self
 
 
-_NESTED: Mapping[str, type[_Part]] = {"messages": _Turn, "speculation": _Speculation}
+_NESTED: Mapping[str, type[Part]] = {"messages": _Turn, "speculation": _Speculation}
 
 
 def default_params(engine: EngineSettings) -> SamplingParams:
@@ -148,7 +89,7 @@ def default_params(engine: EngineSettings) -> SamplingParams:
 
 def parse_params(data: Mapping[str, Any], defaults: SamplingParams) -> SamplingParams:
     """Sampling parameters alone, over `defaults`; raises `RequestError`."""
-    return _validated(_Sampling, data).applied_to(defaults)
+    return _validated(Sampling, data).applied_to(defaults)
 
 
 def parse_request(
@@ -205,7 +146,7 @@ def _speculation(asked: _Speculation | None) -> SpeculationParams:
     return SpeculationParams(enabled=asked.enabled is not False, mode=asked.mode, length=asked.length)
 
 
-def _validated(model: type[Part], data: Mapping[str, Any]) -> Part:
+def _validated(model: type[AnyPart], data: Mapping[str, Any]) -> AnyPart:
     for name, value in data.items():
         _check_known(model, name, value)
     try:
@@ -214,19 +155,19 @@ def _validated(model: type[Part], data: Mapping[str, Any]) -> Part:
         raise _request_error(model, error) from None
 
 
-def _check_known(model: type[_Part], name: object, value: object) -> None:
+def _check_known(model: type[Part], name: object, value: object) -> None:
     if name in model.model_fields or (name in NOT_BUILT and value is None):
         return
     reason = "not supported yet; leave it out" if name in NOT_BUILT else _unknown(model, str(name))
     raise RequestError(f"{_printable(name)}: {reason}", _printable(name))
 
 
-def _unknown(model: type[_Part], name: str) -> str:
+def _unknown(model: type[Part], name: str) -> str:
     allowed = sorted(model.model_fields)
     return f"unknown field; {did_you_mean(name, allowed)}allowed: {', '.join(allowed)}"
 
 
-def _request_error(model: type[_Part], error: ValidationError) -> RequestError:
+def _request_error(model: type[Part], error: ValidationError) -> RequestError:
     first = error.errors(include_url=False, include_context=False)[0]
     field, *inside = first["loc"]
     part, leaf = _NESTED.get(str(field), model), inside[-1] if inside else field

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ssd_runtime.clock import Clock
 from ssd_runtime.hooks.kinds import Sampler
 from ssd_runtime.memory.blocks import OutOfBlocks
 from ssd_runtime.messages import StopWord
 from ssd_runtime.sampling.draw import DraftStep
+from ssd_runtime.sampling.following import Followers
 from ssd_runtime.speculation.commands import (
     BuildCommand,
     BuildResult,
@@ -23,7 +27,7 @@ from ssd_runtime.speculation.commands import (
     StepCost,
 )
 from ssd_runtime.speculation.lines import Allot, CatchUp, Drafting, Line, Pick, RowBuild
-from ssd_runtime.speculation.model_draft import DraftModel
+from ssd_runtime.speculation.model_draft import DraftModel, Feed
 from ssd_runtime.speculation.proposal import NOTHING, Guess, Proposal
 from ssd_runtime.speculation.trunk import Trunk
 
@@ -49,6 +53,7 @@ class DraftWorker:
         self._num_candidates = min(num_candidates, vocab_size, draft.vocab_size)
         self._clock = clock
         self._trunks: dict[int, Trunk] = {}
+        self._followers = Followers(vocab_size)
 
     def execute(self, command: DraftCommand | BuildCommand | ForgetCommand) -> Any:
         """Carry out one command; the results are described with the commands."""
@@ -101,12 +106,12 @@ class DraftWorker:
 
     def _catch_up(self, row: DraftRow) -> CatchUp:
         trunk = self._trunk(row.uid)
-        return CatchUp(trunk.path, trunk.align(list(row.token_ids)), row.draw, len(row.token_ids))
+        return CatchUp(trunk.path, trunk.align(list(row.token_ids)), row.draw, row.token_ids)
 
     def _start(self, row: DraftRow, read: CatchUp) -> Drafting:
         first = read.guesses[len(row.token_ids)]
         length = min(row.length, row.max_len - len(row.token_ids) - 1)
-        line = Drafting(read.path, row.draw, first.token, length, row.end_ids)
+        line = Drafting(read.path, row.draw, first.token, length, row.end_ids, row.token_ids)
         if length > 0:
             line.add(first)
         return line
@@ -119,7 +124,7 @@ class DraftWorker:
         """Extend every line by one pass."""
         started = self._clock()
         feeds = [line.feed() for line in lines]
-        logits = self._draft.extend(feeds)[:, : self._vocab_size]
+        logits = self._ruled(self._draft.extend(feeds)[:, : self._vocab_size], lines, feeds)
         draws = [line.draw for line, feed in zip(lines, feeds, strict=True) for _ in range(feed.num_logits)]
         positions = [feed.state.length - i for feed in feeds for i in reversed(range(feed.num_logits))]
         drafted = self._sampler.draft(logits, draws, positions, self._num_candidates)
@@ -127,6 +132,18 @@ class DraftWorker:
         for line, feed in zip(lines, feeds, strict=True):
             line.take([next(picks) for _ in range(feed.num_logits)])
         return StepCost(len(lines), self._clock() - started)
+
+    def _ruled(self, logits: Tensor, lines: Sequence[Line], feeds: Sequence[Feed]) -> Tensor:
+        """The logits as each request's own rules leave them."""
+        if all(line.draw.rules is None for line in lines):
+            return logits
+        ruled, index = list(logits), 0
+        for line, feed in zip(lines, feeds, strict=True):
+            if line.draw.rules is not None:
+                for i, guessed in enumerate(line.guessed(feed.num_logits), index):
+                    ruled[i] = self._followers.guess(line.draw.rules, logits[i], line.settled, guessed)
+            index += feed.num_logits
+        return torch.stack(ruled) if ruled else logits
 
 
 def _pick(step: DraftStep) -> Pick:

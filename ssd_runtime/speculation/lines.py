@@ -28,26 +28,43 @@ class Pick:
 
 
 class Line(Protocol):
-    """A path in progress."""
+    """A path in progress. settled: the row's committed tokens.
+
+    guessed: what stands between them and each of the `count` positions whose logits the last pass gave.
+    """
 
     path: Path
     draw: Draw
+    settled: Sequence[int]
 
     @property
     def is_done(self) -> bool: ...
+    def guessed(self, count: int) -> list[Sequence[int]]: ...
     def feed(self) -> Feed: ...
     def take(self, picks: Sequence[Pick]) -> None: ...
 
 
 class CatchUp:
-    """Reads what the trunk has not seen yet, in chunks; guesses the positions from `first` on."""
+    """Reads what the trunk has not seen yet of the settled tokens and of `sent`, in chunks.
 
-    def __init__(self, path: Path, missing: Sequence[int], draw: Draw, first: int) -> None:
+    Guesses the positions behind the settled tokens and behind each of `sent`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        missing: Sequence[int],
+        draw: Draw,
+        settled: Sequence[int],
+        sent: Sequence[int] = (),
+    ) -> None:
         self.path = path
         self.draw = draw
+        self.settled = settled
         self.guesses: dict[int, Pick] = {}
         self._missing = list(missing)
-        self._first = first
+        self._sent = sent
+        self._first = len(settled)
 
     @property
     def is_done(self) -> bool:
@@ -60,6 +77,11 @@ class CatchUp:
         after = self.path.state.length + len(chunk)
         return Feed(self.path.state, chunk, max(0, min(len(chunk), after - self._first + 1)))
 
+    def guessed(self, count: int) -> list[Sequence[int]]:
+        """See `Line`."""
+        end = self.path.state.length - self._first
+        return [self._sent[:after] for after in range(end - count + 1, end + 1)]
+
     def take(self, picks: Sequence[Pick]) -> None:
         """The chunk was read; `picks` are of its last positions."""
         length = self.path.state.length
@@ -71,13 +93,18 @@ class CatchUp:
 
 @dataclass(slots=True, eq=False)
 class Drafting:
-    """Draws token after token: reads `next_token`, takes the draft's own token after it, and so on."""
+    """Draws token after token: reads `next_token`, takes the draft's own token after it, and so on.
+
+    ahead: what stands between the settled tokens and `next_token`.
+    """
 
     path: Path
     draw: Draw
     next_token: int
     length: int
     end_ids: frozenset[int]
+    settled: Sequence[int] = ()
+    ahead: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     guesses: list[Guess] = field(default_factory=list)
 
@@ -90,9 +117,14 @@ class Drafting:
         """The last token drawn."""
         return Feed(self.path.state, (self.next_token,), 1)
 
+    def guessed(self, count: int) -> list[Sequence[int]]:
+        """See `Line`; `count` is 1."""
+        return [(*self.ahead, self.next_token)]
+
     def take(self, picks: Sequence[Pick]) -> None:
         """One more token was drawn."""
         self.path.read.append(self.next_token)
+        self.ahead.append(self.next_token)
         self.add(picks[0])
 
     def add(self, pick: Pick) -> None:
@@ -118,7 +150,7 @@ class RowBuild:
         self._allot = allot
         sent = row.proposal.token_ids
         missing = trunk.align([*row.token_ids, *sent])
-        self._catch_up = CatchUp(trunk.path, missing, row.draw, len(row.token_ids))
+        self._catch_up = CatchUp(trunk.path, missing, row.draw, row.token_ids, sent)
         self._guesses: list[Guess | None] = list(row.proposal.guesses[: len(sent)])
         self._guesses += [None] * (len(sent) + 1 - len(self._guesses))
         self._counts: Sequence[int] | None = None
@@ -178,4 +210,7 @@ class RowBuild:
         if (accepted, bonus) in self._branches or length < 1:
             return
         branch = self.trunk.fork(at)
-        self._branches[accepted, bonus] = Drafting(branch, row.draw, bonus, length, row.end_ids)
+        ahead = list(row.proposal.token_ids[:accepted])
+        self._branches[accepted, bonus] = Drafting(
+            branch, row.draw, bonus, length, row.end_ids, row.token_ids, ahead
+        )

@@ -152,7 +152,7 @@ def test_defaults_come_from_the_settings() -> None:
         ("id", "\ud800", "id: got '\\ud800', expected a text"),
         ("raw", "yes", "raw: got 'yes', expected true or false"),
         ("speculation", True, "speculation: got True, expected a mapping"),
-        ("tempratur", 1, "tempratur: unknown field; did you mean 'temperature'? allowed: id, "),
+        ("tempratur", 1, "tempratur: unknown field; did you mean 'temperature'? allowed: "),
     ],
 )
 def test_a_wrong_value_is_named_with_what_was_expected(field: str, value: object, message: str) -> None:

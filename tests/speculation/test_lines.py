@@ -23,7 +23,7 @@ def test_a_catch_up_guesses_every_position_from_the_first_wanted(num_missing: in
     """However the chunks fall: the last `wanted` positions, each once, as far as they are read now."""
     path = Path(DraftState(), 0)
     first = num_missing + 1 - wanted
-    line = CatchUp(path, range(num_missing), GREEDY, max(first, 1))
+    line = CatchUp(path, range(num_missing), GREEDY, range(max(first, 1)))
     while not line.is_done:
         feed = line.feed()
         assert len(feed.token_ids) <= READ_CHUNK

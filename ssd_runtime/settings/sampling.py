@@ -1,0 +1,114 @@
+"""Sampling parameters as a mapping: names, types and ranges; OpenAI's and vLLM's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from ssd_runtime.errors import RequestError
+from ssd_runtime.types import SamplingParams
+
+SEED_RANGE = 2**64
+MAX_STOPS = 16
+MAX_BIAS = 100.0
+
+
+def _is_unicode(text: str) -> str:
+    text.encode()  # JSON can spell half a surrogate pair, which no tokenizer takes
+    return text
+
+
+def _has_no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("NUL")
+    return text
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _token_keys(value: object) -> object:
+    """JSON's keys are texts; here they are token ids."""
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        int(key) if isinstance(key, str) and key.isdecimal() else key: bias for key, bias in value.items()
+    }
+
+
+Word = Annotated[str, AfterValidator(_is_unicode)]
+Text = Annotated[Word, AfterValidator(_has_no_nul)]
+Integer64 = Annotated[int, Field(ge=-(2**63), lt=SEED_RANGE)]
+Words = list[Annotated[Word, Field(min_length=1)]]
+Stops = Annotated[Words, Field(max_length=MAX_STOPS)]
+TokenId = Annotated[int, Field(ge=0)]
+Bias = Annotated[
+    dict[TokenId, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]], BeforeValidator(_token_keys)
+]
+_TOKENS = "token ids, which are integers of at least 0"
+
+
+class Part(BaseModel):
+    """Base of the models here; a field's description is what an error message says was expected."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Sampling(Part):
+    """The fields of `SamplingParams`, each of which may be left out."""
+
+    temperature: float | None = Field(None, ge=0, le=2, description="a number from 0 (greedy) to 2")
+    top_p: float | None = Field(None, gt=0, le=1, description="a number above 0, up to 1 (off)")
+    top_k: int | None = Field(None, ge=-1, description="an integer: -1 or 0 (off), or at least 1")
+    min_p: float | None = Field(None, ge=0, le=1, description="a number from 0 (off) to 1")
+    repetition_penalty: float | None = Field(
+        None, gt=0, le=10, description="a number above 0, up to 10; 1 is off"
+    )
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="a number from -2 to 2; 0 is off")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="a number from -2 to 2; 0 is off")
+    logit_bias: Bias | None = Field(
+        None, description=f"a mapping from token ids to numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}"
+    )
+    allowed_token_ids: list[TokenId] | None = Field(
+        None, min_length=1, description=f"a list of at least one of the {_TOKENS}"
+    )
+    banned_token_ids: list[TokenId] | None = Field(None, description=f"a list of {_TOKENS}")
+    bad_words: Words | None = Field(None, description="a list of texts, none of them empty")
+    min_tokens: int | None = Field(None, ge=0, description="an integer, at least 0")
+    max_tokens: int | None = Field(None, ge=1, description="an integer, at least 1")
+    max_completion_tokens: int | None = Field(None, ge=1, description="an integer, at least 1")
+    stop: Annotated[Stops | None, BeforeValidator(_as_list)] = Field(
+        None, description=f"a text or a list of at most {MAX_STOPS} texts, none of them empty"
+    )
+    stop_token_ids: list[TokenId] | None = Field(None, description=f"a list of {_TOKENS}")
+    ignore_eos: bool | None = Field(None, description="true or false")
+    seed: Integer64 | None = Field(None, description="an integer of 64 bits, signed or unsigned")
+
+    def applied_to(self, defaults: SamplingParams) -> SamplingParams:
+        """`defaults` with everything that was given put over it."""
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name in Sampling.model_fields.keys() & SamplingParams.__dataclass_fields__.keys()
+            if (value := getattr(self, name)) is not None
+        }
+        if self.max_completion_tokens is not None:
+            given["max_tokens"] = self._agreed_limit(self.max_completion_tokens)
+        if self.top_k is not None:
+            given["top_k"] = max(self.top_k, 0)
+        if self.seed is not None:
+            given["seed"] = self.seed % SEED_RANGE
+        if self.logit_bias is not None:
+            given["logit_bias"] = tuple(self.logit_bias.items())
+        return replace(defaults, **given)
+
+    def _agreed_limit(self, limit: int) -> int:
+        if self.max_tokens not in (None, limit):
+            raise RequestError(
+                f"max_completion_tokens: got {limit}, but max_tokens {self.max_tokens}; expected one of them",
+                "max_completion_tokens",
+            )
+        return limit
