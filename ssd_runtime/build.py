@@ -164,6 +164,7 @@ class _Builder:
                 model.config.max_position,
             ),
             vocab_size=model.config.vocab_size,
+            processed_logprobs=engine.logprobs_mode == "processed",
         )
         draft = self._draft(model)
         speculator = self._speculator(draft, limits)

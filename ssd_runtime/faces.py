@@ -47,4 +47,6 @@ def answer_of(pieces: Sequence[Output]) -> Answer:
         seed=last.seed,
         timing=last.timing,
         speculation=last.speculation,
+        logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
+        prompt_logprobs=pieces[0].prompt_logprobs,
     )

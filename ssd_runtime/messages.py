@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_int32
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ssd_runtime.types import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -39,10 +42,23 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """Which log probabilities come back with the tokens; the numbers say how many alternatives each.
+
+    processed: those of the distribution that is drawn from, instead of the model's own. The prompt's are
+    always the model's own.
+    """
+
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    processed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Draw:
     """How the tokens of one row are drawn: the request's warp and its noise seed (64 bits).
 
-    rules: what is done to the logits first, None for nothing.
+    rules: what is done to the logits first, None for nothing. report: what is wanted beside the tokens.
     """
 
     seed: int
@@ -51,11 +67,12 @@ class Draw:
     top_p: float = 1.0
     min_p: float = 0.0
     rules: Rules | None = None
+    report: Report | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether the token is all that is wanted, and logits, warp and noise are all it depends on."""
-        return self.rules is None
+        return self.rules is None and self.report is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +121,27 @@ class StopWord:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """What a chunk of a prompt that samples nothing gave: each token's log p, where that is wanted.
+
+    `first` is the position of the first of them; the row's last token speaks of the one behind it.
+    """
+
+    first: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of one row's verification: drafts accepted, and the target's token after them."""
+    """The outcome of one row's verification: drafts accepted, and the target's token after them.
+
+    logprobs: of the accepted drafts and the bonus, where that is wanted; reading: of the prompt.
+    """
 
     accepted: int
     bonus: int
+    logprobs: tuple[TokenLogprob, ...] = ()
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +155,17 @@ class RowFailure:
     by_request: bool = False
 
 
+RowResult = Verdict | Reading | RowFailure | None
+"""None: a chunk of a prompt that samples nothing, and of which nothing else is wanted."""
+
+
 @dataclass(frozen=True, slots=True)
 class VerifyRow:
     """One row of a verification: pending tokens, then `drafts`, fed from position `start`.
 
     Not `samples`: a prefill chunk that is not the prompt's last; its KV is wanted, no token.
-    text: all tokens of the sequence, of which those up to the pending ones are read; it may grow
-    meanwhile, and is needed only where the draw has rules.
+    text: all tokens of the sequence, the first `num_prompt` of them the prompt. It may grow meanwhile,
+    and is needed only where the draw is not plain.
     """
 
     token_ids: tuple[int, ...]
@@ -138,6 +175,7 @@ class VerifyRow:
     draw: Draw
     samples: bool = True
     text: Sequence[int] = ()
+    num_prompt: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -147,7 +185,7 @@ class VerifyRow:
 
 @dataclass(frozen=True, slots=True)
 class VerifyCommand:
-    """One forward pass of the target; its result is one `Verdict | RowFailure | None` a row.
+    """One forward pass of the target; its result is one `RowResult` a row.
 
     together: whether the draft's lane works at the same time.
     """

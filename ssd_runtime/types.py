@@ -30,6 +30,25 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token's natural log probability, and the likeliest tokens in its place, best first.
+
+    logprob: None for the first token of a prompt, which has none; -inf for what could not be drawn.
+    spelling: the token's bytes; a part of a character is no text by itself.
+    """
+
+    token_id: int
+    logprob: float | None
+    top: tuple[TokenLogprob, ...] = ()
+    spelling: bytes = b""
+
+    @property
+    def token(self) -> str:
+        """The spelling as text, with U+FFFD for what is none."""
+        return self.spelling.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """What one request asks of its sampling.
 
@@ -37,8 +56,10 @@ class SamplingParams:
     repetition_penalty: 1 is off; over prompt and answer. presence_penalty, frequency_penalty: 0 is off;
     over the answer. logit_bias: pairs of a token id and what is added. allowed_token_ids: None is all.
     bad_words: texts that the answer does not contain, as the tokenizer spells them. min_tokens: before
-    so many nothing ends the answer. max_tokens: None means up to the context. seed: None means drawn,
-    and reported back.
+    so many nothing ends the answer. max_tokens: None means up to the context; 0 needs echo or
+    prompt_logprobs. seed: None means drawn, and reported back. logprobs, prompt_logprobs: how many
+    alternatives are reported beside each token of the answer or the prompt; None reports nothing.
+    echo: the text of the answer begins with the prompt.
     """
 
     temperature: float = 1.0
@@ -58,6 +79,9 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +145,9 @@ class SpeculationStats:
 class Output:
     """One piece of an answer, as `Engine.generate` yields it.
 
-    text and token_ids are what is *new*; the last piece has `finish_reason` set and carries
-    seed, timing and statistics. The concatenation of all pieces is the answer.
+    text, token_ids and logprobs are what is *new*; the last piece has `finish_reason` set and carries
+    seed, timing and statistics. The concatenation of all pieces is the answer. The first piece has
+    the prompt's log probabilities, where they were asked for.
     """
 
     request_id: str
@@ -133,6 +158,8 @@ class Output:
     seed: int | None = None
     timing: Timing | None = None
     speculation: SpeculationStats | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +176,10 @@ class EngineSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer: all pieces of `Output` put together."""
+    """A whole answer: all pieces of `Output` put together.
+
+    logprobs: one for each of `token_ids`, where they were asked for; prompt_logprobs likewise.
+    """
 
     request_id: str
     text: str
@@ -159,3 +189,5 @@ class Answer:
     seed: int
     timing: Timing
     speculation: SpeculationStats
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()

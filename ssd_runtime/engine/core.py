@@ -24,15 +24,13 @@ from ssd_runtime.errors import (
     RequestError,
     SSDError,
 )
-from ssd_runtime.messages import RowFailure, Verdict, VerifyCommand, VerifyRow
+from ssd_runtime.messages import Reading, RowFailure, RowResult, Verdict, VerifyCommand, VerifyRow
 from ssd_runtime.sequence import Sequence as TokenSequence
 from ssd_runtime.speculation.draft_lane import LaneLike
 from ssd_runtime.speculation.proposal import Proposal
 from ssd_runtime.stats import RoundRecord
 
 log = structlog.get_logger(__name__)
-
-RowResult = Verdict | RowFailure | None
 
 
 class Branching(Protocol):
@@ -151,7 +149,8 @@ class EngineCore:
         if isinstance(result, RowFailure):
             kind = RequestError if result.by_request else ComputeError
             self._fail([self._live[row.sequence]], kind(result.message))
-        elif result is None:
+        elif result is None or isinstance(result, Reading):
+            self._live[row.sequence].read(result)
             row.sequence.commit([], row.sequence.kv_len + row.num_feed)
         else:
             self._commit_tokens(row, proposal, result)
@@ -173,7 +172,8 @@ class EngineCore:
         sequence.totals.add(record)
         self._on_round(record)
         sequence.commit(list(emission.token_ids), sequence.kv_len + row.num_feed + accepted)
-        live.tell(emission, self._clock())
+        live.read(verdict.reading)
+        live.tell(emission, self._clock(), verdict.logprobs[:emitted])
         if emission.finish_reason is not None:
             self._remove(live)
 
@@ -211,4 +211,5 @@ def _verify_row(row: BatchRow, proposal: Proposal) -> VerifyRow:
         draw=sequence.draw,
         samples=row.samples,
         text=sequence.token_ids,
+        num_prompt=sequence.num_prompt,
     )

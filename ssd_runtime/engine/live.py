@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from ssd_runtime.engine.stopping import AnswerEnd, Emission
 from ssd_runtime.errors import SSDError
+from ssd_runtime.messages import Reading
 from ssd_runtime.sequence import Sequence
-from ssd_runtime.types import FinishReason, Output, SpeculationStats, Timing
+from ssd_runtime.types import FinishReason, Output, SpeculationStats, Timing, TokenLogprob
 
 Listener = Callable[[Output | SSDError], None]
 
@@ -25,15 +26,29 @@ class LiveRequest:
     submitted: float
     scheduled: float | None = None
     first_token: float | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    told: bool = False
 
-    def tell(self, emission: Emission, now: float) -> None:
+    def read(self, reading: Reading | None) -> None:
+        """Keep what a chunk told of the prompt; a chunk that is read again (preemption) adds nothing."""
+        if reading is not None:
+            known = self.prompt_logprobs or [TokenLogprob(self.sequence.token_ids[0], None)]
+            self.prompt_logprobs = [*known, *reading.logprobs[len(known) - reading.first :]]
+
+    def tell(self, emission: Emission, now: float, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
         """Send the listener what a round added."""
         if self.first_token is None and emission.token_ids:
             self.first_token = now
         if emission.finish_reason is not None:
-            self.listener(self._last(emission.text, emission.token_ids, emission.finish_reason, now))
-        elif emission.token_ids:
-            self.listener(Output(self.sequence.request.id, emission.text, emission.token_ids))
+            piece = self._last(emission.text, emission.token_ids, emission.finish_reason, now)
+        else:
+            piece = Output(self.sequence.request.id, emission.text, emission.token_ids)
+        if logprobs or (self.prompt_logprobs and not self.told):
+            piece = replace(
+                piece, logprobs=logprobs, prompt_logprobs=() if self.told else tuple(self.prompt_logprobs)
+            )
+        self.told = True
+        self.listener(piece)
 
     def tell_cancelled(self, now: float) -> None:
         """Send the last piece of a request that was cancelled."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from ssd_runtime.engine.rules import check_ids, rules_of
 from ssd_runtime.engine.stopping import AnswerEnd
 from ssd_runtime.errors import ContextLengthError, RequestError
-from ssd_runtime.messages import Draw
+from ssd_runtime.messages import Draw, Report
 from ssd_runtime.models.tokenizer import TextDecoder, Tokenizer
 from ssd_runtime.sequence import Sequence
 from ssd_runtime.settings.request import parse_params
@@ -19,10 +19,14 @@ SEED_BITS = 64
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request must keep to: `context` tokens in all, ids below `vocab_size`."""
+    """What holds for every request: `context` tokens in all, ids below `vocab_size`.
+
+    processed_logprobs: log probabilities are those of the distribution that is drawn from.
+    """
 
     context: int
     vocab_size: int
+    processed_logprobs: bool = False
 
 
 def prepare(request: Request, tokenizer: Tokenizer, limits: Limits) -> tuple[Sequence, AnswerEnd]:
@@ -40,7 +44,8 @@ def prepare(request: Request, tokenizer: Tokenizer, limits: Limits) -> tuple[Seq
     rules = rules_of(
         params, tokenizer, num_prompt=len(token_ids), end_ids=end_ids, vocab_size=limits.vocab_size
     )
-    draw = Draw(seed, params.temperature, params.top_k, params.top_p, params.min_p, rules)
+    report = _report(params, limits)
+    draw = Draw(seed, params.temperature, params.top_k, params.top_p, params.min_p, rules, report)
     sequence = Sequence(request, len(token_ids), token_ids, draw, len(token_ids) + max_tokens, end_ids)
     end = AnswerEnd(
         TextDecoder(tokenizer),
@@ -48,6 +53,7 @@ def prepare(request: Request, tokenizer: Tokenizer, limits: Limits) -> tuple[Seq
         stop_strings=params.stop,
         max_tokens=max_tokens,
         min_tokens=params.min_tokens,
+        echo=_echo(request, tokenizer, token_ids) if params.echo else "",
     )
     return sequence, end
 
@@ -58,6 +64,18 @@ def _checked(params: SamplingParams) -> SamplingParams:
     given["logit_bias"] = dict(params.logit_bias)
     lists = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
     return parse_params({name: value for name, value in lists.items() if value not in (None, [])}, params)
+
+
+def _report(params: SamplingParams, limits: Limits) -> Report | None:
+    if params.logprobs is None and params.prompt_logprobs is None:
+        return None
+    return Report(params.logprobs, params.prompt_logprobs, limits.processed_logprobs)
+
+
+def _echo(request: Request, tokenizer: Tokenizer, token_ids: list[int]) -> str:
+    if request.messages is not None:
+        raise RequestError("echo: got true with messages, expected it with a prompt", "echo")
+    return request.prompt if request.prompt is not None else tokenizer.decode(token_ids)
 
 
 def _prompt_ids(request: Request, tokenizer: Tokenizer, limits: Limits) -> list[int]:
@@ -86,13 +104,14 @@ def _text_ids(request: Request, tokenizer: Tokenizer) -> list[int]:
 def _max_tokens(params: SamplingParams, num_prompt: int, limits: Limits) -> int:
     left = limits.context - num_prompt
     wanted = params.max_tokens
-    if left < 1 or (wanted is not None and wanted > left):
+    least = 0 if wanted == 0 else 1
+    if left < least or (wanted is not None and wanted > left):
         completion = "at least 1 token" if wanted is None else f"max_tokens {wanted}"
         raise ContextLengthError(
             f"the context holds {limits.context} tokens (the least of scheduler.max_tokens, "
             f"engine.kv_cache_tokens and what the model was made for); got a prompt of {num_prompt} "
             f"tokens and {completion}; shorten the prompt or lower max_tokens",
-            "max_tokens" if left >= 1 else "prompt",
+            "max_tokens" if left >= least else "prompt",
         )
     most = left if wanted is None else wanted
     if params.min_tokens > most:

@@ -76,21 +76,26 @@ class AnswerEnd:
         stop_strings: Sequence[str],
         max_tokens: int,
         min_tokens: int = 0,
+        echo: str = "",
     ) -> None:
         """`end_ids`: EOS and stop token ids, which end the answer and show no text.
 
         min_tokens: nothing in so many tokens ends the answer; stop strings are looked for behind them.
+        echo: text that stands before the answer, and in which nothing is looked for.
         """
         self._text = text
         self._end_ids = frozenset(end_ids)
         self._stops = StopStrings(stop_strings)
         self._left = max_tokens
         self._free = min_tokens
+        self._echo = echo
 
     def push(self, token_ids: Iterable[int]) -> Emission:
         """Take the tokens of one round; those after the end are dropped."""
         kept: list[int] = []
-        shown: list[str] = []
+        shown, self._echo = [self._echo], ""
+        if self._left == 0:
+            return Emission((), shown[0], FinishReason.LENGTH)
         for token in token_ids:
             kept.append(token)
             self._left -= 1

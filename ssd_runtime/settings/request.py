@@ -23,11 +23,11 @@ SHOWN_CHARACTERS = 60
 # fmt: off
 NOT_BUILT = frozenset((
     "audio", "beam_width", "best_of", "chat_template", "chat_template_kwargs", "continue_final_message",
-    "detokenize", "echo", "function_call", "functions", "guided_choice", "guided_grammar", "guided_json",
-    "guided_regex", "include_stop_str_in_output", "length_penalty", "logits_processors", "logprobs",
-    "modalities", "n", "parallel_tool_calls", "prediction", "priority", "prompt_logprobs",
+    "detokenize", "function_call", "functions", "guided_choice", "guided_grammar", "guided_json",
+    "guided_regex", "include_stop_str_in_output", "length_penalty", "logits_processors",
+    "modalities", "n", "parallel_tool_calls", "prediction", "priority",
     "reasoning_effort", "response_format", "skip_special_tokens", "spaces_between_special_tokens",
-    "structured_outputs", "suffix", "tool_choice", "tools", "top_logprobs", "truncate_prompt_tokens",
+    "structured_outputs", "suffix", "tool_choice", "tools", "truncate_prompt_tokens",
     "use_beam_search",
 ))
 # fmt: on
@@ -74,6 +74,8 @@ class _Body(Sampling):
                 f"got {' and '.join(given) or 'no prompt'}, expected exactly one of {', '.join(_INPUTS)}",
                 given[-1] if given else "prompt",
             )
+        if self.echo and self.messages is not None:
+            raise RequestError("echo: got true with messages, expected it with a prompt", "echo")
         if self.raw and self.prompt is None:
             raise RequestError("raw: got true without a prompt, expected it together with prompt", "raw")
         return self

@@ -14,6 +14,7 @@ from ssd_runtime.types import SamplingParams
 SEED_RANGE = 2**64
 MAX_STOPS = 16
 MAX_BIAS = 100.0
+MAX_TOP = 20
 
 
 def _is_unicode(text: str) -> str:
@@ -45,10 +46,12 @@ Text = Annotated[Word, AfterValidator(_has_no_nul)]
 Integer64 = Annotated[int, Field(ge=-(2**63), lt=SEED_RANGE)]
 Words = list[Annotated[Word, Field(min_length=1)]]
 Stops = Annotated[Words, Field(max_length=MAX_STOPS)]
+Alternatives = Annotated[int, Field(ge=0, le=MAX_TOP)]
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[
     dict[TokenId, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]], BeforeValidator(_token_keys)
 ]
+_AT_LEAST_ONE = "at least 1; 0 only with echo or prompt_logprobs"
 _TOKENS = "token ids, which are integers of at least 0"
 
 
@@ -79,7 +82,7 @@ class Sampling(Part):
     banned_token_ids: list[TokenId] | None = Field(None, description=f"a list of {_TOKENS}")
     bad_words: Words | None = Field(None, description="a list of texts, none of them empty")
     min_tokens: int | None = Field(None, ge=0, description="an integer, at least 0")
-    max_tokens: int | None = Field(None, ge=1, description="an integer, at least 1")
+    max_tokens: int | None = Field(None, ge=0, description=f"an integer, {_AT_LEAST_ONE}")
     max_completion_tokens: int | None = Field(None, ge=1, description="an integer, at least 1")
     stop: Annotated[Stops | None, BeforeValidator(_as_list)] = Field(
         None, description=f"a text or a list of at most {MAX_STOPS} texts, none of them empty"
@@ -87,6 +90,12 @@ class Sampling(Part):
     stop_token_ids: list[TokenId] | None = Field(None, description=f"a list of {_TOKENS}")
     ignore_eos: bool | None = Field(None, description="true or false")
     seed: Integer64 | None = Field(None, description="an integer of 64 bits, signed or unsigned")
+    logprobs: bool | Alternatives | None = Field(
+        None, description=f"true, false, or how many alternatives are shown beside each token, 0 to {MAX_TOP}"
+    )
+    top_logprobs: Alternatives | None = Field(None, description=f"an integer from 0 to {MAX_TOP}")
+    prompt_logprobs: Alternatives | None = Field(None, description=f"an integer from 0 to {MAX_TOP}")
+    echo: bool | None = Field(None, description="true or false")
 
     def applied_to(self, defaults: SamplingParams) -> SamplingParams:
         """`defaults` with everything that was given put over it."""
@@ -103,7 +112,21 @@ class Sampling(Part):
             given["seed"] = self.seed % SEED_RANGE
         if self.logit_bias is not None:
             given["logit_bias"] = tuple(self.logit_bias.items())
-        return replace(defaults, **given)
+        given["logprobs"] = self._alternatives(defaults.logprobs)
+        return _checked(replace(defaults, **given))
+
+    def _alternatives(self, default: int | None) -> int | None:
+        """OpenAI says `logprobs: true` and `top_logprobs: 2` in chats, and `logprobs: 2` elsewhere."""
+        wanted, top = self.logprobs, self.top_logprobs
+        if isinstance(wanted, bool) or wanted is None:
+            if top and not wanted:
+                raise RequestError(f"top_logprobs: got {top}, expected it only with logprobs", "top_logprobs")
+            return top or 0 if wanted else default if wanted is None else None
+        if top not in (None, wanted):
+            raise RequestError(
+                f"top_logprobs: got {top}, but logprobs {wanted}; expected one of them", "top_logprobs"
+            )
+        return wanted
 
     def _agreed_limit(self, limit: int) -> int:
         if self.max_tokens not in (None, limit):
@@ -112,3 +135,10 @@ class Sampling(Part):
                 "max_completion_tokens",
             )
         return limit
+
+
+def _checked(params: SamplingParams) -> SamplingParams:
+    """Raise where parameters contradict each other."""
+    if params.max_tokens == 0 and not params.echo and params.prompt_logprobs is None:
+        raise RequestError(f"max_tokens: got 0, expected an integer, {_AT_LEAST_ONE}", "max_tokens")
+    return params

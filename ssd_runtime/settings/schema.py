@@ -119,6 +119,11 @@ class EngineSettings(_Section):
     )
     temperature: Float = Field(0.7, ge=0, le=2, description="For requests that do not say; 0 is greedy.")
     top_p: Float = Field(0.9, gt=0, le=1, description="For requests that do not say; 1 is off.")
+    logprobs_mode: Literal["raw", "processed"] = Field(
+        "raw",
+        description="Of which distribution log probabilities are: raw, the model's own; processed, what is "
+        "drawn from, after penalties, bans, temperature and truncation.",
+    )
     block_size: Int = Field(16, ge=1, le=1024, description="Tokens in one block of the target's KV cache.")
     kv_cache_tokens: Int | None = Field(
         None,

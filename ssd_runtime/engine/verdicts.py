@@ -1,0 +1,113 @@
+"""From a row's logits to its verdict: rules, draws, log probabilities. Runs on the target's lane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from ssd_runtime.messages import Reading, Report, RowFailure, RowResult, Verdict, VerifyRow
+from ssd_runtime.sampling.following import Followers, RuleError
+from ssd_runtime.sampling.logprobs import drawn_from, entry, own, prompt_entries
+from ssd_runtime.sampling.verify import verify
+from ssd_runtime.sampling.warp import is_usable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ssd_runtime.hooks.kinds import Sampler
+    from ssd_runtime.types import TokenLogprob
+
+
+class Judge:
+    """Says what came of a row, whatever its request asks for. Remembers each request's rules."""
+
+    def __init__(self, sampler: Sampler, vocab_size: int) -> None:
+        self._sampler = sampler
+        self._followers = Followers(vocab_size)
+
+    def result(self, row: VerifyRow, logits: Tensor) -> RowResult:
+        """What the row's `num_logits(row)` rows of `logits` `[N, V]` say."""
+        reading = _reading(row, logits) if _reads(row) else None
+        if not row.samples:
+            return reading
+        try:
+            return self._verdict(row, logits[len(logits) - len(row.drafts) - 1 :], reading)
+        except RuleError as error:
+            return RowFailure(f"a warper of this request failed: {error}", by_request=True)
+
+    def _verdict(self, row: VerifyRow, logits: Tensor, reading: Reading | None) -> Verdict | RowFailure:
+        report = row.draw.report
+        kept = logits if report is None else logits.clone()  # the sampler may overwrite what it gets
+        verdict = verify(row.drafts, self._tokens(row, logits))
+        if verdict.bonus < 0:
+            return failure(row, verdict.accepted, kept)
+        if report is None:
+            return verdict
+        entries = () if report.logprobs is None else self._entries(row, kept, verdict, report)
+        return Verdict(verdict.accepted, verdict.bonus, entries, reading)
+
+    def _entries(
+        self, row: VerifyRow, logits: Tensor, verdict: Verdict, report: Report
+    ) -> tuple[TokenLogprob, ...]:
+        """The log probabilities of the tokens that the verdict emits."""
+        emitted = (*row.drafts[: verdict.accepted], verdict.bonus)
+        if report.processed:
+            kept = [
+                drawn_from(scores[0], row.draw) for scores in islice(self._scores(row, logits), len(emitted))
+            ]
+        else:
+            kept = [own(scores) for scores in logits[: len(emitted)]]
+        return tuple(entry(*pair, report.logprobs or 0) for pair in zip(kept, emitted, strict=True))
+
+    def _tokens(self, row: VerifyRow, logits: Tensor) -> Iterator[int]:
+        """The target's own tokens, drawn only as far as the verdict looks."""
+        first = row.start + len(row.token_ids)
+        for i, scores in enumerate(self._scores(row, logits)):
+            yield self._sampler.draw(scores, [row.draw], [first + i])[0]
+
+    def _scores(self, row: VerifyRow, logits: Tensor) -> Iterator[Tensor]:
+        """The logits `[1, V]` of each position as the request's rules leave them, one after another."""
+        rules, first = row.draw.rules, row.start + len(row.token_ids)
+        for i in range(len(row.drafts) + 1):
+            if rules is None:
+                yield logits[i : i + 1]
+            else:
+                yield self._followers.process(rules, logits[i], row.text, first, row.drafts[:i])[None]
+
+
+def failure(row: VerifyRow, accepted: int, logits: Tensor | None) -> RowFailure:
+    """Why no token could be drawn after `accepted` drafts. logits: None for a row that is plain."""
+    position = row.start + len(row.token_ids) + accepted
+    if logits is not None and is_usable(logits[accepted]):
+        return RowFailure(
+            f"the request's parameters leave no token possible at position {position}; relax its "
+            "bans, min_tokens or structured output",
+            by_request=True,
+        )
+    return RowFailure(
+        f"the target's logits at position {position} are not finite; the weights or this request's KV "
+        "are damaged"
+    )
+
+
+def _reading(row: VerifyRow, logits: Tensor) -> Reading:
+    """What the row's tokens say of those behind each of them, as far as the prompt goes."""
+    assert row.draw.report is not None
+    assert row.draw.report.prompt_logprobs is not None
+    first = row.start + 1
+    told = row.text[first : min(first + len(row.token_ids), row.num_prompt)]
+    return Reading(first, prompt_entries(logits[: len(told)], told, row.draw.report.prompt_logprobs))
+
+
+def _reads(row: VerifyRow) -> bool:
+    """Whether the log probabilities of prompt tokens are wanted, and the row has some."""
+    report = row.draw.report
+    return report is not None and report.prompt_logprobs is not None and row.start + 1 < row.num_prompt
+
+
+def num_logits(row: VerifyRow) -> int:
+    """How many of the row's last tokens need logits."""
+    if _reads(row):
+        return row.num_tokens
+    return len(row.drafts) + 1 if row.samples else 0
