@@ -12,10 +12,11 @@ from typing import Self
 
 from ssd_runtime.build import LoadModel, Parts, Progress, build, load_configured_model, no_progress
 from ssd_runtime.engine.live import LiveRequest
-from ssd_runtime.engine.prepare import prepare
+from ssd_runtime.engine.prepare import prepare_choices
 from ssd_runtime.engine.thread import LoopThread
 from ssd_runtime.errors import EngineClosedError, RequestError, SSDError
 from ssd_runtime.faces import answer_of
+from ssd_runtime.models.spelling import spelled
 from ssd_runtime.settings.load import Loaded, load_settings
 from ssd_runtime.settings.schema import Settings
 from ssd_runtime.telemetry.trace import RecordSink
@@ -134,7 +135,8 @@ class Engine:
         request = self._request(request, params)
         parts = self._running
         _check_speculation(request, parts)
-        sequence, end = await asyncio.to_thread(prepare, request, parts.tokenizer, parts.limits)
+        prepared = await asyncio.to_thread(prepare_choices, request, parts.tokenizer, parts.limits)
+        spellings = await asyncio.to_thread(parts.tokenizer.spellings) if _tells_logprobs(request) else ()
         pieces: asyncio.Queue[Output | SSDError] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -142,27 +144,29 @@ class Engine:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        live = LiveRequest(
-            sequence, end, listen, self._mode(request), parts.draft_weight_bytes, parts.clock()
-        )
-        self._thread.call(parts.core.submit, live)
-        ended = False
+        mode, weights = self._mode(request), parts.draft_weight_bytes
+        for index, (sequence, end) in enumerate(prepared):
+            live = LiveRequest(sequence, end, listen, mode, weights, parts.clock(), index=index)
+            self._thread.call(parts.core.submit, live)
+        left = len(prepared)
         try:
-            while not ended:
+            while left:
                 piece = await pieces.get()
-                ended = not isinstance(piece, Output) or piece.finish_reason is not None
                 if not isinstance(piece, Output):
+                    left -= 1
                     raise piece
-                yield piece
+                left -= piece.finish_reason is not None
+                yield spelled(piece, spellings) if spellings else piece
         finally:
-            if not ended and self._thread.is_alive:
-                self._thread.call(parts.core.cancel, sequence)
+            if left and self._thread.is_alive:
+                for sequence, _ in prepared:
+                    self._thread.call(parts.core.cancel, sequence)
 
     async def complete(self, request: Request | str, params: SamplingParams | None = None) -> Answer:
         """The whole answer at once; raises as `generate` does."""
         async with aclosing(self.generate(request, params)) as pieces:
             answer = answer_of([piece async for piece in pieces])
-        if answer.finish_reason is FinishReason.CANCELLED:
+        if FinishReason.CANCELLED in (answer.finish_reason, *(each.finish_reason for each in answer.choices)):
             raise EngineClosedError("the request was cancelled before it was finished")
         return answer
 
@@ -184,6 +188,10 @@ class Engine:
         if not wanted.enabled:
             return Mode.AUTOREGRESSIVE
         return wanted.mode or self.settings.scheduler.policy
+
+
+def _tells_logprobs(request: Request) -> bool:
+    return request.params.logprobs is not None or request.params.prompt_logprobs is not None
 
 
 def _check_speculation(request: Request, parts: Parts) -> None:

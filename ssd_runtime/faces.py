@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol
 
 from ssd_runtime.errors import EngineError
 from ssd_runtime.settings.schema import Settings
-from ssd_runtime.types import Answer, Output, Request, SamplingParams
+from ssd_runtime.types import Answer, Output, Request, SamplingParams, TokenLogprob
+
+LEAST_LOGPROB = -9999.0
+"""What stands for the logarithm of zero in JSON, which knows no infinity; OpenAI's and vLLM's number."""
 
 
 class AnsweringEngine(Protocol):
@@ -34,7 +38,15 @@ def requests_ahead(settings: Settings) -> int:
 
 
 def answer_of(pieces: Sequence[Output]) -> Answer:
-    """The whole answer that `pieces` are; raises `EngineError` where the last one is missing."""
+    """The whole answer that `pieces` are; raises `EngineError` where a last one is missing."""
+    indices = sorted({piece.index for piece in pieces})
+    if len(indices) <= 1:
+        return _one_answer(pieces)
+    choices = tuple(_one_answer([piece for piece in pieces if piece.index == index]) for index in indices)
+    return replace(choices[0], choices=choices)
+
+
+def _one_answer(pieces: Sequence[Output]) -> Answer:
     last = pieces[-1] if pieces else None
     if not (last and last.finish_reason and last.timing and last.speculation) or last.seed is None:
         raise EngineError("the answer ended without its last piece; please report this")
@@ -50,3 +62,22 @@ def answer_of(pieces: Sequence[Output]) -> Answer:
         logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
         prompt_logprobs=pieces[0].prompt_logprobs,
     )
+
+
+def finite(logprob: float | None) -> float | None:
+    """`logprob`, or `LEAST_LOGPROB` where it is lower."""
+    return None if logprob is None else max(logprob, LEAST_LOGPROB)
+
+
+def described(entry: TokenLogprob) -> dict[str, Any]:
+    """One token as OpenAI's chat completions describe it, and its id."""
+    return _named(entry) | {"top_logprobs": [_named(other) for other in entry.top]}
+
+
+def _named(entry: TokenLogprob) -> dict[str, Any]:
+    return {
+        "token": entry.token,
+        "token_id": entry.token_id,
+        "logprob": finite(entry.logprob),
+        "bytes": list(entry.spelling),
+    }

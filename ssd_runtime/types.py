@@ -59,7 +59,8 @@ class SamplingParams:
     so many nothing ends the answer. max_tokens: None means up to the context; 0 needs echo or
     prompt_logprobs. seed: None means drawn, and reported back. logprobs, prompt_logprobs: how many
     alternatives are reported beside each token of the answer or the prompt; None reports nothing.
-    echo: the text of the answer begins with the prompt.
+    echo: the text of the answer begins with the prompt. n: how many answers. include_stop_str_in_output:
+    the text ends with the stop string, or with the text of the stop token, instead of before it.
     """
 
     temperature: float = 1.0
@@ -82,6 +83,8 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
+    n: int = 1
+    include_stop_str_in_output: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,7 @@ class Output:
 
     text, token_ids and logprobs are what is *new*; the last piece has `finish_reason` set and carries
     seed, timing and statistics. The concatenation of all pieces is the answer. The first piece has
-    the prompt's log probabilities, where they were asked for.
+    the prompt's log probabilities, where they were asked for. index: which of several answers.
     """
 
     request_id: str
@@ -160,6 +163,7 @@ class Output:
     speculation: SpeculationStats | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +183,7 @@ class Answer:
     """A whole answer: all pieces of `Output` put together.
 
     logprobs: one for each of `token_ids`, where they were asked for; prompt_logprobs likewise.
+    choices: all answers where several were asked for, this one first.
     """
 
     request_id: str
@@ -191,3 +196,4 @@ class Answer:
     speculation: SpeculationStats
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    choices: tuple[Answer, ...] = ()

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from ssd_runtime.cli.streams import MAX_LINE_BYTES
 from ssd_runtime.errors import RequestError, SSDError
+from ssd_runtime.faces import described
 from ssd_runtime.settings.json_object import json_object
 from ssd_runtime.types import Answer
 
@@ -69,7 +70,8 @@ class JsonLinesFormat:
         return json_object(decoded(line))
 
     def answer(self, request_id: object, answer: Answer) -> str:
-        """Everything that is known about the answer."""
+        """Everything that is known about the answer; of several, the first and then all as `choices`."""
+        every = answer.choices or (answer,)
         return _line(
             {
                 "id": request_id,
@@ -80,10 +82,12 @@ class JsonLinesFormat:
                 "seed": answer.seed,
                 "usage": {
                     "prompt_tokens": len(answer.prompt_token_ids),
-                    "completion_tokens": len(answer.token_ids),
+                    "completion_tokens": sum(len(each.token_ids) for each in every),
                 },
                 "timing": asdict(answer.timing),
                 "speculation": asdict(answer.speculation),
+                **_logprobs(answer),
+                **({"choices": list(map(_choice, every))} if answer.choices else {}),
             }
         )
 
@@ -91,6 +95,23 @@ class JsonLinesFormat:
         """The error in the place of the answer; `id` null where the line has none that can be read."""
         param = error.param if isinstance(error, RequestError) else None
         return _line({"id": request_id, "error": {"type": error.type, "message": str(error), "param": param}})
+
+
+def _choice(answer: Answer) -> dict[str, Any]:
+    return {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "seed": answer.seed,
+        "timing": asdict(answer.timing),
+        "speculation": asdict(answer.speculation),
+        **_logprobs(answer),
+    }
+
+
+def _logprobs(answer: Answer) -> dict[str, Any]:
+    given = {"logprobs": answer.logprobs, "prompt_logprobs": answer.prompt_logprobs}
+    return {name: list(map(described, entries)) for name, entries in given.items() if entries}
 
 
 def decoded(line: bytes) -> str:

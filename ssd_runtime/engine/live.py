@@ -28,6 +28,7 @@ class LiveRequest:
     first_token: float | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     told: bool = False
+    index: int = 0
 
     def read(self, reading: Reading | None) -> None:
         """Keep what a chunk told of the prompt; a chunk that is read again (preemption) adds nothing."""
@@ -43,16 +44,15 @@ class LiveRequest:
             piece = self._last(emission.text, emission.token_ids, emission.finish_reason, now)
         else:
             piece = Output(self.sequence.request.id, emission.text, emission.token_ids)
-        if logprobs or (self.prompt_logprobs and not self.told):
-            piece = replace(
-                piece, logprobs=logprobs, prompt_logprobs=() if self.told else tuple(self.prompt_logprobs)
-            )
+        if logprobs or self.index or (self.prompt_logprobs and not self.told):
+            read = () if self.told else tuple(self.prompt_logprobs)
+            piece = replace(piece, logprobs=logprobs, prompt_logprobs=read, index=self.index)
         self.told = True
         self.listener(piece)
 
     def tell_cancelled(self, now: float) -> None:
         """Send the last piece of a request that was cancelled."""
-        self.listener(self._last("", (), FinishReason.CANCELLED, now))
+        self.listener(replace(self._last("", (), FinishReason.CANCELLED, now), index=self.index))
 
     def tell_error(self, error: SSDError) -> None:
         """End the request with an error."""

@@ -11,7 +11,7 @@ from ssd_runtime.errors import ContextLengthError, RequestError
 from ssd_runtime.messages import Draw, Report
 from ssd_runtime.models.tokenizer import TextDecoder, Tokenizer
 from ssd_runtime.sequence import Sequence
-from ssd_runtime.settings.request import parse_params
+from ssd_runtime.settings.request import derive_seed, parse_params
 from ssd_runtime.types import Message, Request, SamplingParams
 
 SEED_BITS = 64
@@ -29,16 +29,37 @@ class Limits:
     processed_logprobs: bool = False
 
 
-def prepare(request: Request, tokenizer: Tokenizer, limits: Limits) -> tuple[Sequence, AnswerEnd]:
-    """The sequence of `request`, and the rules that end it.
+Prepared = tuple[Sequence, AnswerEnd]
+"""A sequence, and the rules that end it."""
+
+
+def prepare(request: Request, tokenizer: Tokenizer, limits: Limits) -> Prepared:
+    """The one answer of `request`, or the first of several; see `prepare_choices`."""
+    return prepare_choices(request, tokenizer, limits)[0]
+
+
+def prepare_choices(request: Request, tokenizer: Tokenizer, limits: Limits) -> list[Prepared]:
+    """What `request` asks for, `n` times. The first has the request's seed, each other one derived from it.
 
     Raises `RequestError` for an impossible prompt or parameter, `ContextLengthError` when prompt and
     completion do not fit the context. Tokenising a long text takes a while: call it on a worker thread.
     """
     params = _checked(request.params)
     token_ids = _prompt_ids(request, tokenizer, limits)
+    first = secrets.randbits(SEED_BITS) if params.seed is None else params.seed % 2**SEED_BITS
+    seeds = [first, *(derive_seed(first, index) for index in range(1, params.n))]
+    return [_choice(request, params, list(token_ids), seed, tokenizer, limits) for seed in seeds]
+
+
+def _choice(
+    request: Request,
+    params: SamplingParams,
+    token_ids: list[int],
+    seed: int,
+    tokenizer: Tokenizer,
+    limits: Limits,
+) -> Prepared:
     max_tokens = _max_tokens(params, len(token_ids), limits)
-    seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed % 2**SEED_BITS
     eos = () if params.ignore_eos else tokenizer.eos_token_ids
     end_ids = frozenset((*eos, *params.stop_token_ids))
     rules = rules_of(
@@ -54,6 +75,7 @@ def prepare(request: Request, tokenizer: Tokenizer, limits: Limits) -> tuple[Seq
         max_tokens=max_tokens,
         min_tokens=params.min_tokens,
         echo=_echo(request, tokenizer, token_ids) if params.echo else "",
+        include_stop=params.include_stop_str_in_output,
     )
     return sequence, end
 

@@ -22,8 +22,10 @@ class TextStream(Protocol):
 class StopStrings:
     """Holds text back while it may still become one of `stops`; cuts at the first one completed."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, shown: bool = False) -> None:
+        """shown: the text ends with the stop string instead of before it."""
         self._stops = tuple(stops)
+        self._shown = shown
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
@@ -35,8 +37,8 @@ class StopStrings:
         self._held += text
         ends = [(start + len(stop), start) for stop in self._stops if (start := self._held.find(stop)) >= 0]
         if ends:
-            _, start = min(ends)
-            shown, self._held = self._held[:start], ""
+            end, start = min(ends)
+            shown, self._held = self._held[: end if self._shown else start], ""
             return shown, True
         keep = self._longest_open_prefix()
         shown = self._held[: len(self._held) - keep]
@@ -77,15 +79,18 @@ class AnswerEnd:
         max_tokens: int,
         min_tokens: int = 0,
         echo: str = "",
+        include_stop: bool = False,
     ) -> None:
         """`end_ids`: EOS and stop token ids, which end the answer and show no text.
 
         min_tokens: nothing in so many tokens ends the answer; stop strings are looked for behind them.
-        echo: text that stands before the answer, and in which nothing is looked for.
+        echo: text that stands before the answer, and in which nothing is looked for. include_stop: the
+        text of what ends the answer is shown too.
         """
         self._text = text
         self._end_ids = frozenset(end_ids)
-        self._stops = StopStrings(stop_strings)
+        self._stops = StopStrings(stop_strings, shown=include_stop)
+        self._include_stop = include_stop
         self._left = max_tokens
         self._free = min_tokens
         self._echo = echo
@@ -107,7 +112,8 @@ class AnswerEnd:
     def _take(self, token: int, shown: list[str]) -> FinishReason | None:
         self._free -= 1
         if token in self._end_ids and self._free < 0:
-            shown.append(self._rest())
+            last = self._text.push([token]) if self._include_stop else ""
+            shown.append(self._stops.push(last)[0] + self._rest())
             return FinishReason.STOP
         text, stopped = self._text.push([token]), False
         if self._free < 0:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ssd_runtime.errors import ModelError, RequestError
 from ssd_runtime.models.config import token_ids
 from ssd_runtime.models.safetensors import read_json
+from ssd_runtime.models.spelling import byte_level, word_level
 from ssd_runtime.types import Message
 
 
@@ -39,6 +40,10 @@ class Tokenizer(Protocol):
 
     def tokens(self) -> list[str]:
         """Every token as the vocabulary spells it, by id."""
+        ...
+
+    def spellings(self) -> Sequence[bytes]:
+        """Every token in bytes, by id; special ones by their names."""
         ...
 
 
@@ -103,6 +108,7 @@ class HFTokenizer:
         self._backend = self._wrapped.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
+        self._spellings: list[bytes] | None = None
         self.vocab_size = len(self._wrapped)
         self.has_chat_template = bool(self._wrapped.chat_template)
         added = self._backend.get_added_tokens_decoder()
@@ -138,6 +144,17 @@ class HFTokenizer:
     def tokens(self) -> list[str]:
         """See `Tokenizer.tokens`."""
         return [self._backend.id_to_token(token) or "" for token in range(self.vocab_size)]
+
+    def spellings(self) -> Sequence[bytes]:
+        """See `Tokenizer.spellings`; takes a while, once."""
+        if self._spellings is None:
+            spell = byte_level if "ByteLevel" in repr(self._backend.decoder) else word_level
+            added = self._backend.get_added_tokens_decoder()
+            self._spellings = [
+                added[token].content.encode() if token in added else spell(text)
+                for token, text in enumerate(self.tokens())
+            ]
+        return self._spellings
 
     def _encode(self, text: str, special: bool) -> list[int]:
         try:

@@ -6,28 +6,47 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from ssd_runtime.faces import described
 from ssd_runtime.server.endpoints import Endpoint
-from ssd_runtime.types import Answer, Output
+from ssd_runtime.types import Answer, Output, SamplingParams
 
 
-def whole(endpoint: Endpoint, answer: Answer, model: str) -> dict[str, Any]:
+def whole(endpoint: Endpoint, answer: Answer, model: str, params: SamplingParams) -> dict[str, Any]:
     """The body of an answer that is sent at once."""
-    end = {"logprobs": None, "finish_reason": answer.finish_reason, "token_ids": answer.token_ids}
+    choices = [
+        {"index": index, **endpoint.choice(each), **_told(endpoint, each, params, 0)}
+        for index, each in enumerate(answer.choices or (answer,))
+    ]
     return {
         **_head(answer.request_id, endpoint.name, model),
-        "choices": [{"index": 0, **endpoint.choice(answer), **end}],
+        "choices": choices,
         "usage": usage(answer),
         **statistics(answer),
     }
 
 
-def chunk(endpoint: Endpoint, piece: Output, model: str, *, is_first: bool) -> dict[str, Any]:
-    """The event that carries one piece; the last one has the finish reason and our statistics."""
-    end = {"logprobs": None, "finish_reason": piece.finish_reason, "token_ids": piece.token_ids}
+def chunk(
+    endpoint: Endpoint, piece: Output, model: str, params: SamplingParams, *, before: str | None
+) -> dict[str, Any]:
+    """The event that carries one piece. before: the text of the choice so far, None at its beginning."""
+    delta = endpoint.delta(piece.text, is_first=before is None)
+    told = _told(endpoint, piece, params, len(before or ""))
     return {
         **_head(piece.request_id, endpoint.chunk_name, model),
-        "choices": [{"index": 0, **endpoint.delta(piece.text, is_first=is_first), **end}],
+        "choices": [{"index": piece.index, **delta, **told}],
     }
+
+
+def _told(endpoint: Endpoint, part: Answer | Output, params: SamplingParams, offset: int) -> dict[str, Any]:
+    """What is said of a choice beside its text: log probabilities, the reason it ended, the ids."""
+    entries = part.logprobs
+    apart: dict[str, Any] = {}
+    if part.prompt_logprobs and params.echo and params.logprobs is not None:
+        entries = (*part.prompt_logprobs, *entries)
+    elif part.prompt_logprobs:
+        apart["prompt_logprobs"] = list(map(described, part.prompt_logprobs))
+    logprobs = endpoint.logprobs(entries, offset) if params.logprobs is not None else None
+    return {"logprobs": logprobs, "finish_reason": part.finish_reason, "token_ids": part.token_ids, **apart}
 
 
 def usage_chunk(endpoint: Endpoint, answer: Answer, model: str) -> dict[str, Any]:
@@ -37,15 +56,17 @@ def usage_chunk(endpoint: Endpoint, answer: Answer, model: str) -> dict[str, Any
 
 def usage(answer: Answer) -> dict[str, Any]:
     """Tokens, counted as OpenAI counts them; draft tokens are its predictions."""
-    prompt, completion = len(answer.prompt_token_ids), len(answer.token_ids)
-    drafts = answer.speculation
+    every = answer.choices or (answer,)
+    prompt, completion = len(answer.prompt_token_ids), sum(len(each.token_ids) for each in every)
+    accepted = sum(each.speculation.accepted_tokens for each in every)
+    drafted = sum(each.speculation.draft_tokens for each in every)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "completion_tokens_details": {
-            "accepted_prediction_tokens": drafts.accepted_tokens,
-            "rejected_prediction_tokens": drafts.draft_tokens - drafts.accepted_tokens,
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
         },
     }
 

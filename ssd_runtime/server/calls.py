@@ -19,12 +19,9 @@ from ssd_runtime.types import Request, SamplingParams
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
-    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logprobs": (False,),
     "modalities": (["text"],),
-    "n": (1,),
     "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
@@ -32,7 +29,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
 }
 """Fields that have only these values here: with them the answer is what it is without the field."""
 LABELS: Mapping[str, type] = {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ssd_runtime.errors import RequestError
-from ssd_runtime.types import Answer
+from ssd_runtime.faces import described, finite
+from ssd_runtime.types import Answer, TokenLogprob
 
 _ELSEWHERE = ("id", "raw", "prompt_token_ids")
 
@@ -24,6 +26,10 @@ class Endpoint(Protocol):
 
     def choice(self, answer: Answer) -> dict[str, Any]:
         """The answer's own part of a choice."""
+        ...
+
+    def logprobs(self, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+        """The log probabilities of a choice; `offset`: characters of its text before them."""
         ...
 
     def delta(self, text: str, *, is_first: bool) -> dict[str, Any]:
@@ -48,8 +54,28 @@ class Completions:
                 )
             prompt = prompt[0]
         if isinstance(prompt, list):
-            return body | {"prompt_token_ids": prompt}
-        return body | {"prompt": prompt, "raw": True if prompt is not None else None}
+            body |= {"prompt_token_ids": prompt}
+        else:
+            body |= {"prompt": prompt, "raw": True if prompt is not None else None}
+        asked = body.get("logprobs")
+        if body.get("echo") is True and asked is not None and asked is not False:
+            body.setdefault("prompt_logprobs", int(asked) if isinstance(asked, bool) else asked)
+        return body
+
+    def logprobs(self, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+        """See `Endpoint`."""
+        ends = list(itertools.accumulate((len(entry.token) for entry in entries), initial=offset))
+        return {
+            "tokens": [entry.token for entry in entries],
+            "token_logprobs": [finite(entry.logprob) for entry in entries],
+            "top_logprobs": [
+                {other.token: finite(other.logprob) for other in (*reversed(entry.top), entry)}
+                if entry.logprob is not None
+                else None
+                for entry in entries
+            ],
+            "text_offset": ends[:-1],
+        }
 
     def choice(self, answer: Answer) -> dict[str, Any]:
         """See `Endpoint`."""
@@ -74,6 +100,10 @@ class Chat:
             raise RequestError("messages: got nothing, expected a list of {role, content}", "messages")
         turns = body["messages"]
         return body | {"messages": [_turn(turn) for turn in turns] if _is_list(turns) else turns}
+
+    def logprobs(self, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+        """See `Endpoint`."""
+        return {"content": list(map(described, entries)), "refusal": None}
 
     def choice(self, answer: Answer) -> dict[str, Any]:
         """See `Endpoint`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -56,21 +56,29 @@ class Reply:
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._service.pieces(self._call.request)) as stream:
             answer = answer_of([piece async for piece in stream])
-        await JSONResponse(whole(self._endpoint, answer, self._service.model))(scope, receive, send)
+        body = whole(self._endpoint, answer, self._service.model, self._call.request.params)
+        await JSONResponse(body)(scope, receive, send)
 
     async def _stream(self, events: _Events) -> None:
         model, with_usage = self._service.model, self._call.include_usage
         pieces: list[Output] = []
+        texts: dict[int, str] = {}
         async with aclosing(self._service.pieces(self._call.request)) as stream:
             async for piece in stream:
-                event = chunk(self._endpoint, piece, model, is_first=not pieces)
+                before = texts.get(piece.index)
+                event = chunk(self._endpoint, piece, model, self._call.request.params, before=before)
+                texts[piece.index] = (before or "") + piece.text
                 pieces.append(piece)
-                own = statistics(answer_of(pieces)) if piece.finish_reason else {}
+                own = _statistics(pieces, piece.index) if piece.finish_reason else {}
                 await events.send_json(event | own | ({"usage": None} if with_usage else {}))
         if with_usage:
             await events.send_json(usage_chunk(self._endpoint, answer_of(pieces), model))
         await events.send(b"data: [DONE]\n\n")
         await events.end()
+
+
+def _statistics(pieces: Sequence[Output], index: int) -> dict[str, Any]:
+    return statistics(answer_of([piece for piece in pieces if piece.index == index]))
 
 
 class _Events:

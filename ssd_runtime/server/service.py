@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from enum import StrEnum
@@ -131,18 +132,21 @@ class Service:
     async def pieces(self, request: Request) -> AsyncGenerator[Output, None]:
         """The pieces of an answer, counted; raises what the engine raises."""
         assert self._engine is not None
-        reason, before, tokens = FinishReason.ERROR, None, 0
+        reason = FinishReason.ERROR
+        before: dict[int, float] = {}
+        tokens: Counter[int] = Counter()
         try:
             async with aclosing(self._engine.generate(request)) as stream:
                 async for piece in stream:
-                    now = self._clock()
-                    tokens += len(piece.token_ids)
-                    self.metrics.piece(len(piece.token_ids), None if before is None else now - before)
-                    before, reason = now, piece.finish_reason or reason
+                    now, last = self._clock(), before.get(piece.index)
+                    tokens[piece.index] += len(piece.token_ids)
+                    self.metrics.piece(len(piece.token_ids), None if last is None else now - last)
+                    before[piece.index], reason = now, piece.finish_reason or reason
                     if reason is FinishReason.CANCELLED:
                         raise EngineClosedError("the engine was closed before the answer was finished")
                     if piece.finish_reason and piece.timing:
-                        self.metrics.timing(piece.timing, len(piece.prompt_token_ids), tokens)
+                        prompt = 0 if piece.index else len(piece.prompt_token_ids)
+                        self.metrics.timing(piece.timing, prompt, tokens[piece.index])
                     yield piece
         except (asyncio.CancelledError, GeneratorExit):
             reason = FinishReason.CANCELLED if reason is FinishReason.ERROR else reason

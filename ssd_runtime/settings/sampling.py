@@ -15,6 +15,7 @@ SEED_RANGE = 2**64
 MAX_STOPS = 16
 MAX_BIAS = 100.0
 MAX_TOP = 20
+MAX_CHOICES = 128
 
 
 def _is_unicode(text: str) -> str:
@@ -96,6 +97,8 @@ class Sampling(Part):
     top_logprobs: Alternatives | None = Field(None, description=f"an integer from 0 to {MAX_TOP}")
     prompt_logprobs: Alternatives | None = Field(None, description=f"an integer from 0 to {MAX_TOP}")
     echo: bool | None = Field(None, description="true or false")
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")
+    include_stop_str_in_output: bool | None = Field(None, description="true or false")
 
     def applied_to(self, defaults: SamplingParams) -> SamplingParams:
         """`defaults` with everything that was given put over it."""

@@ -48,6 +48,10 @@ class ToyTokenizer:
         """See `Tokenizer.tokens`."""
         return [chr(31 + token) for token in range(self.vocab_size)]
 
+    def spellings(self) -> list[bytes]:
+        """See `Tokenizer.spellings`."""
+        return [token.encode() for token in self.tokens()]
+
     def _id(self, char: str) -> int:
         token = ord(char) - 31
         return token if 0 < token < self.vocab_size else ord("?") - 31

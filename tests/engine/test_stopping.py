@@ -34,9 +34,22 @@ TOKENIZER = ByteTokenizer(256)
 
 
 def answer_end(
-    max_tokens: int = 100, stops: tuple[str, ...] = (), end_ids: tuple[int, ...] = (EOS,)
+    max_tokens: int = 100,
+    stops: tuple[str, ...] = (),
+    end_ids: tuple[int, ...] = (EOS,),
+    min_tokens: int = 0,
+    echo: str = "",
+    include_stop: bool = False,
 ) -> AnswerEnd:
-    return AnswerEnd(TextDecoder(TOKENIZER), end_ids=end_ids, stop_strings=stops, max_tokens=max_tokens)
+    return AnswerEnd(
+        TextDecoder(TOKENIZER),
+        end_ids=end_ids,
+        stop_strings=stops,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        echo=echo,
+        include_stop=include_stop,
+    )
 
 
 def spans(token_ids: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:
@@ -165,3 +178,58 @@ def test_no_part_of_a_stop_string_is_ever_shown(pieces: list[str], stops: tuple[
             return
     shown += strings.flush()
     assert shown == "".join(pieces)
+
+
+cuts = st.lists(st.integers(0, 99), max_size=6)
+
+
+@given(cuts)
+def test_a_stop_string_is_shown_where_that_is_asked_for(cut: Sequence[int]) -> None:
+    """With `include_stop_str_in_output` the text ends with it, however the rounds fall; not a letter more."""
+    rounds = spans(TOKENIZER.encode("one, two, three"), cut)
+    end = answer_end(stops=("wo",), include_stop=True)
+    assert play(end, rounds) == (TOKENIZER.encode("one, two"), "one, two", STOP)
+
+
+@given(cuts)
+def test_a_stop_tokens_text_is_shown_where_that_is_asked_for(cut: Sequence[int]) -> None:
+    """An end token that has no text of its own, as EOS, shows none."""
+    text = TOKENIZER.encode("one, two")
+    stop = ord("w")
+    shown = play(answer_end(end_ids=(stop,), include_stop=True), spans(text, cut))
+    assert shown == (TOKENIZER.encode("one, tw"), "one, tw", STOP)
+    eos = play(answer_end(include_stop=True), spans([*TOKENIZER.encode("one"), EOS, 65], cut))
+    assert eos == ([*TOKENIZER.encode("one"), EOS], "one", STOP)
+
+
+@given(cuts, st.permutations(("lo, w", "o, wo", "wor", "ld")))
+def test_the_stop_completed_first_wins_whatever_its_place_in_the_list(
+    cut: Sequence[int], stops: Sequence[str]
+) -> None:
+    """All of them are in the text and overlap; the end that comes first is the end."""
+    assert play(answer_end(stops=tuple(stops)), spans(TOKENIZER.encode("hello, world"), cut))[1:] == (
+        "hel",
+        STOP,
+    )
+
+
+@given(cuts)
+def test_a_stop_string_is_looked_for_behind_min_tokens_only(cut: Sequence[int]) -> None:
+    """One that lies within them, or begins there, is text; the next one ends the answer."""
+    rounds = spans(TOKENIZER.encode("ab ab ab ab"), cut)
+    assert play(answer_end(stops=("ab",), min_tokens=4), rounds)[1:] == ("ab ab ", STOP)
+
+
+@given(cuts)
+def test_an_end_token_within_min_tokens_is_a_token_like_any_other(cut: Sequence[int]) -> None:
+    """The sampler bans it there; should it come all the same, the answer goes on."""
+    rounds = spans([65, 66, EOS, 67, EOS, 68], cut)
+    assert play(answer_end(min_tokens=3), rounds) == ([65, 66, EOS, 67, EOS], "ABC", STOP)
+
+
+@given(cuts, st.text("añ€😀", min_size=1, max_size=5))
+def test_an_echo_comes_first_and_whole(cut: Sequence[int], echo: str) -> None:
+    """Once, before the first text, also where the answer is empty."""
+    rounds = spans(TOKENIZER.encode("hello"), cut)
+    assert play(answer_end(echo=echo, max_tokens=5), rounds)[1:] == (f"{echo}hello", LENGTH)
+    assert play(answer_end(echo=echo, max_tokens=0), [[65]]) == ([], echo, LENGTH)

@@ -96,6 +96,15 @@ def test_pieces_join_for_any_tokens(tokenizer: HFTokenizer, data: st.DataObject)
     assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("text", SAMPLES)
+def test_spellings_join_to_the_bytes_of_the_text(tokenizer: HFTokenizer, text: str) -> None:
+    """A token that is half a character is its bytes; a special one is its name."""
+    spellings = tokenizer.spellings()
+    joined = b"".join(spellings[token] for token in tokenizer.encode(text))
+    assert joined.decode().removeprefix(" ") == text.removeprefix(" ")
+    assert spellings[tokenizer.eos_token_ids[0]] == b"<end>"
+
+
 def test_text_is_not_held_back_for_long(tokenizer: HFTokenizer) -> None:
     """Plain letters come out with their own token."""
     pieces = pieces_of(tokenizer, tokenizer.encode("Hello world"))
