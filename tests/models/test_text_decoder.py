@@ -101,7 +101,7 @@ def test_spellings_join_to_the_bytes_of_the_text(tokenizer: HFTokenizer, text: s
     """A token that is half a character is its bytes; a special one is its name."""
     spellings = tokenizer.spellings()
     joined = b"".join(spellings[token] for token in tokenizer.encode(text))
-    assert joined.decode().removeprefix(" ") == text.removeprefix(" ")
+    assert joined.decode() in (text, f" {text}")  # SentencePiece puts a space in front
     assert spellings[tokenizer.eos_token_ids[0]] == b"<end>"
 
 
