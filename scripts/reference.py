@@ -69,6 +69,21 @@ class Reference:
         new: list[int] = output[0, len(prompt_ids) :].tolist()
         return new
 
+    @torch.inference_mode()
+    def continued(self, prompt_ids: Sequence[int], count: int) -> list[int]:
+        """Exactly `count` new ids, greedy: the end token is never taken."""
+        ids = torch.tensor([prompt_ids])
+        output = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            min_new_tokens=count,
+            max_new_tokens=count,
+            pad_token_id=0,
+        )
+        new: list[int] = output[0, len(prompt_ids) :].tolist()
+        return new
+
 
 def model_folder(name: str) -> Path:
     """The folder of float32 weights that the runtime reads for `name`. Raises `ModelError`."""

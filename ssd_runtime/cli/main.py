@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import typer
 
 from ssd_runtime.cli import check, inspect, serve
+from ssd_runtime.cli.bench import bench
 from ssd_runtime.cli.chat import chat
 from ssd_runtime.cli.options import ConfigOption, ModeOption, SetOption, TraceOption, load
 from ssd_runtime.cli.pipe import pipe
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 app.command()(pipe)
 app.command()(chat)
+app.command()(bench)
 check.register(app)
 inspect.register(app)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.prompts import SHIPPED, load_prompts
+from ssd_runtime.errors import ConfigError
 
 
 def test_shipped_set_is_small_and_partly_chinese() -> None:
@@ -32,5 +33,5 @@ def test_wrong_line_is_named(tmp_path: Path, line: str) -> None:
     """File and line number stand in the message."""
     file = tmp_path / "p.jsonl"
     file.write_text(line + "\n")
-    with pytest.raises(ValueError, match=r"p\.jsonl:1: expected"):
+    with pytest.raises(ConfigError, match=r"p\.jsonl:1: expected"):
         load_prompts([str(file)])

@@ -30,6 +30,7 @@ assert not loaded, loaded
         "from ssd_runtime.hooks.manager import PluginManager; PluginManager().load()",
         COMMAND.format(["--help"]),
         COMMAND.format(["pipe", "--help"]),
+        COMMAND.format(["bench", "--help"]),
         COMMAND.format(["config", "show"]),
         COMMAND.format(["plugins"]),
         COMMAND.format(["version"]),

@@ -19,7 +19,7 @@ LAYERS = [
     {"speculation"},
     {"engine"},
     {"api", "faces", "telemetry"},
-    {"app", "server"},
+    {"app", "bench", "server"},
     {"cli", "testing"},
 ]
 COMPOSITION_ROOT = {"app", "build", "drafts", "inventory", "llm"}
