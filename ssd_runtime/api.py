@@ -19,6 +19,7 @@ from ssd_runtime.stats import RoundRecord
 from ssd_runtime.types import Request, SamplingParams
 
 if TYPE_CHECKING:
+    from ssd_kernels.cpu.matrix import Format, pack_native
     from ssd_runtime.models.linear import Float32Quantizer, Quantizer, WeightMatrix
     from ssd_runtime.sampling.draw import DraftStep, draft_steps, draw_tokens
     from ssd_runtime.speculation.model_draft import DraftModel, DraftState, Feed
@@ -29,10 +30,12 @@ _HEAVY = {
     "DraftStep": "ssd_runtime.sampling.draw",
     "Feed": "ssd_runtime.speculation.model_draft",
     "Float32Quantizer": "ssd_runtime.models.linear",
+    "Format": "ssd_kernels.cpu.matrix",
     "Quantizer": "ssd_runtime.models.linear",
     "WeightMatrix": "ssd_runtime.models.linear",
     "draft_steps": "ssd_runtime.sampling.draw",
     "draw_tokens": "ssd_runtime.sampling.draw",
+    "pack_native": "ssd_kernels.cpu.matrix",
 }
 
 __all__ = [
@@ -43,6 +46,7 @@ __all__ = [
     "Draw",
     "Feed",
     "Float32Quantizer",
+    "Format",
     "NotAvailableError",
     "Observer",
     "Order",
@@ -60,6 +64,7 @@ __all__ = [
     "draw_tokens",
     "fanout",
     "hookimpl",
+    "pack_native",
 ]
 
 

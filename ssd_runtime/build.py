@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from ssd_runtime.clock import Clock, monotonic
-from ssd_runtime.device.cores import use_torch_threads
+from ssd_runtime.device.cores import use_threads
 from ssd_runtime.device.lane import Lane, Worker
 from ssd_runtime.device.threads import ShareCores, shares
 from ssd_runtime.drafts import Draft, make_draft
@@ -272,7 +272,7 @@ class _Builder:
 
 def _prepare_thread(num_threads: int, transfer: Transfer) -> None:
     """Runs on a lane's own thread, before its first command."""
-    use_torch_threads(num_threads)
+    use_threads(num_threads)
     transfer.bind()
 
 

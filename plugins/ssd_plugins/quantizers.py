@@ -1,8 +1,11 @@
-"""Weight-only quantizers: bf16, int8 (a scale per output), int4 (scale and zero per 32 inputs).
+"""Quantizers: bf16, int8 and int4, in the native library's panels where there is one.
 
-All three take float32 rows, round them to bfloat16 and use PyTorch's own kernels, whose rows were
-found to be independent of each other for every number of rows (`tests/models/test_quantizers.py`).
-Their results are rounded to bfloat16 once.
+There int8 and int4 keep a scale (int4 a minimum too) per 32 inputs of an output, and round the inputs of a
+product to int8 in the same groups; bf16 multiplies in float32.
+
+The matrices below serve where there is no library. They take float32 rows, round them to bfloat16 and use
+PyTorch's own kernels, whose rows were found to be independent of each other for every number of rows
+(`tests/models/test_quantizers.py`); int8 has one scale per output. Results are rounded to bfloat16 once.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from ssd_runtime.api import Format, pack_native
 
 if TYPE_CHECKING:
     from ssd_runtime.api import WeightMatrix
@@ -86,7 +91,7 @@ class BFloat16Quantizer:
 
     def pack(self, weight: Tensor) -> WeightMatrix:
         """Round one float32 weight `[out, in]` to bfloat16."""
-        return BFloat16Matrix(weight)
+        return pack_native(weight, Format.BFLOAT16) or BFloat16Matrix(weight)
 
 
 class Int8Quantizer:
@@ -96,7 +101,7 @@ class Int8Quantizer:
 
     def pack(self, weight: Tensor) -> WeightMatrix:
         """Round one float32 weight `[out, in]` to int8."""
-        return Int8Matrix(weight)
+        return pack_native(weight, Format.INT8) or Int8Matrix(weight)
 
 
 class Int4Quantizer:
@@ -107,6 +112,9 @@ class Int4Quantizer:
     def pack(self, weight: Tensor) -> WeightMatrix:
         """Round one float32 weight `[out, in]` to int4."""
         out, inputs = weight.shape
-        if out > _TALL * inputs or inputs % INT4_GROUP or out % 16:
-            return Int8Matrix(weight)
-        return Int4Matrix(weight)
+        if out > _TALL * inputs:
+            return Int8Quantizer().pack(weight)
+        native = pack_native(weight, Format.INT4)
+        if native is not None:
+            return native
+        return Int8Matrix(weight) if inputs % INT4_GROUP or out % 16 else Int4Matrix(weight)

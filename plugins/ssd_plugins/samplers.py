@@ -15,6 +15,8 @@ class CoupledSampler:
     """Draws are a function of (logits, request seed, position): the same for draft and target."""
 
     name = "coupled"
+    is_native = True
+    """The native library draws the same, without bringing logits to Python."""
 
     def draw(self, logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> list[int]:
         """One token per row of `logits` `[N, V]`; negative where the row's numbers are unusable."""

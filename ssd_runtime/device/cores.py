@@ -40,8 +40,11 @@ def confine_thread(cores: frozenset[int]) -> None:
         os.sched_setaffinity(0, cores)
 
 
-def use_torch_threads(num_threads: int) -> None:
-    """Let torch use `num_threads` threads for the calling thread's products."""
+def use_threads(num_threads: int) -> None:
+    """Let the calling thread's products, torch's and native ones, use `num_threads` threads."""
     import torch
 
+    from ssd_kernels.cpu.matrix import use_threads as use_native_threads
+
     torch.set_num_threads(num_threads)
+    use_native_threads(num_threads)

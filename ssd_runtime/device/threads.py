@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ssd_runtime.device.cores import use_torch_threads
+from ssd_runtime.device.cores import use_threads
 from ssd_runtime.device.lane import Worker
 
 
@@ -33,6 +33,6 @@ class ShareCores:
         """Carry out one command of the wrapped worker."""
         wanted = self._together if command.together else self._alone
         if wanted != self._now:
-            use_torch_threads(wanted)
+            use_threads(wanted)
             self._now = wanted
         return self._worker.execute(command)

@@ -4,49 +4,24 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ssd_runtime.device.transfer import HOST, Transfer
-from ssd_runtime.errors import ModelError
 from ssd_runtime.memory.kv import PagedKV
-from ssd_runtime.messages import ForwardRow, StopWord
+from ssd_runtime.messages import ForwardRow, Interrupted, StopWord
 from ssd_runtime.models.attention import QUERY_TILE, Plan, attend, make_plan
 from ssd_runtime.models.config import DecoderConfig
+from ssd_runtime.models.layer import DecoderLayer, Loader
 from ssd_runtime.models.linear import Quantizer, TiledMatrix, WeightMatrix, moved
+from ssd_runtime.models.native import Ask, NativePass, is_native
 from ssd_runtime.models.rope import rope_frequencies
+from ssd_runtime.sampling.draw import DraftStep
 
 _EMBEDDING = "model.embed_tokens.weight"
-
-
-class Interrupted(Exception):
-    """A forward pass met its stop word. What it wrote to the KV past `start` is garbage."""
-
-
-@dataclass(slots=True)
-class _Layer:
-    """One layer's weights; projections that read the same input are one matrix."""
-
-    window: int | None
-    qkv: WeightMatrix
-    qkv_bias: Tensor | None
-    qk_norm: Tensor | None
-    output: WeightMatrix
-    output_bias: Tensor | None
-    gate_up: WeightMatrix
-    gate_up_bias: Tensor | None
-    down: WeightMatrix
-    down_bias: Tensor | None
-    input_norm: Tensor
-    post_norm: Tensor
-
-    def to(self, device: torch.device) -> _Layer:
-        """The same weights on `device`."""
-        return _Layer(**{field.name: _moved(getattr(self, field.name), device) for field in fields(self)})
 
 
 class Decoder:
@@ -58,30 +33,35 @@ class Decoder:
 
     def __init__(self, config: DecoderConfig, weights: Mapping[str, Tensor], quantizer: Quantizer) -> None:
         self.config = config
-        loader = _Loader(config, weights, quantizer)
+        loader = Loader(config, weights, quantizer)
         head = _EMBEDDING if config.tie_embeddings else "lm_head.weight"
         # stays in the file that it is mapped from: a pass touches a few rows of it
-        self._embedding = loader.take([_EMBEDDING], config.vocab_size, config.hidden)
-        self._head = loader.pack([head], config.vocab_size, config.hidden)
-        self._norm = loader.vector(["model.norm.weight"], config.hidden)
-        self._layers = [loader.layer(index) for index in range(config.layers)]
-        self._frequencies, factor = rope_frequencies(config)
+        self.embedding = loader.take([_EMBEDDING], config.vocab_size, config.hidden)
+        self.head = loader.pack([head], config.vocab_size, config.hidden)
+        self.norm = loader.vector(["model.norm.weight"], config.hidden)
+        self.layers = [loader.layer(index) for index in range(config.layers)]
+        self.frequencies, factor = rope_frequencies(config)
         # queries and keys both carry the fourth root, so that scores come out divided by √head_dim
-        self._rope_factor = factor * config.head_dim**-0.25
+        self.rope_factor = factor * config.head_dim**-0.25
         self._tile: int | None = None
         self.transfer: Transfer = HOST
+        self._native = self._native_pass()
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weight matrices that a pass reads whole, as allocated."""
-        inner = [m for layer in self._layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        return sum(matrix.nbytes for matrix in (self._head, *inner))
+        return sum(matrix.nbytes for matrix in self._matrices())
+
+    @property
+    def can_draw(self) -> bool:
+        """Whether `draw` is there: every matrix is in the native library's panels."""
+        return self._native is not None
 
     def use_tiles(self) -> None:
         """From now on make every product over `QUERY_TILE` tokens: slower, for unruly libraries."""
-        self._tile = QUERY_TILE
-        self._head = TiledMatrix(self._head)
-        for layer in self._layers:
+        self._tile, self._native = QUERY_TILE, None
+        self.head = TiledMatrix(self.head)
+        for layer in self.layers:
             layer.qkv, layer.output = TiledMatrix(layer.qkv), TiledMatrix(layer.output)
             layer.gate_up, layer.down = TiledMatrix(layer.gate_up), TiledMatrix(layer.down)
 
@@ -92,16 +72,18 @@ class Decoder:
         """
         placed, device = copy.copy(self), transfer.device
         placed.transfer = transfer
-        placed._embedding, placed._norm = self._embedding.to(device), self._norm.to(device)
-        placed._frequencies, placed._head = self._frequencies.to(device), moved(self._head, device)
-        placed._layers = [layer.to(device) for layer in self._layers]
+        placed.embedding, placed.norm = self.embedding.to(device), self.norm.to(device)
+        placed.frequencies, placed.head = self.frequencies.to(device), moved(self.head, device)
+        placed.layers = [layer.to(device) for layer in self.layers]
+        placed._native = placed._native_pass()
         return placed
 
     def shallow(self, layers: int) -> Decoder:
         """The same decoder cut off after its first `layers` layers; the weights are shared."""
         cut = copy.copy(self)
-        cut._layers = self._layers[:layers]
+        cut.layers = self.layers[:layers]
         cut.config = replace(self.config, layers=layers, windows=self.config.windows[:layers])
+        cut._native = cut._native_pass() if self.can_draw else None
         return cut
 
     def new_kv(self, num_blocks: int, block_size: int, dtype: torch.dtype = torch.float32) -> PagedKV:
@@ -119,32 +101,63 @@ class Decoder:
         Each row feeds at least one token. Returns `[Σ num_logits, vocab]` float32, in host memory. The
         stop word is polled between layers; when it is set, raises Interrupted.
         """
+        if self._native is not None:
+            return self._native.logits(rows, kv, stop)
         plan = make_plan(rows, kv, self.config, self._tile, self.transfer)
-        x = self._embedding.index_select(0, plan.token_ids).float()
+        x = self.embedding.index_select(0, plan.token_ids).float()
         cos, sin = self._rotation(plan.positions)
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self.layers):
             if stop is not None and stop.is_set():
                 raise Interrupted
             x = x + self._attention(index, layer, self._normed(x, layer.input_norm), (cos, sin), plan, kv)
             x = x + _mlp(layer, self._normed(x, layer.post_norm))
         return self.transfer.down(self._logits(x, plan.logits))
 
+    def draw(
+        self,
+        rows: Sequence[ForwardRow],
+        kv: PagedKV,
+        asks: Sequence[Ask | None],
+        vocab_size: int,
+        stop: StopWord | None = None,
+    ) -> tuple[list[DraftStep], Tensor | None]:
+        """A pass as `forward` makes it, and a draw among the first `vocab_size` tokens per wanted token.
+
+        Logits are returned only where an ask is None, and then all of them. Only where `can_draw`.
+        Raises Interrupted.
+        """
+        assert self._native is not None
+        return self._native.draw(rows, kv, asks, vocab_size, stop)
+
+    def _matrices(self) -> list[WeightMatrix]:
+        inner = [m for layer in self.layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        return [self.head, *inner]
+
+    def _native_pass(self) -> NativePass | None:
+        return NativePass(self) if is_native(self._matrices()) else None
+
     def _logits(self, x: Tensor, wanted: Tensor) -> Tensor:
         if not len(wanted):
             return x.new_empty(0, self.config.vocab_size)
-        return self._head(self._normed(x.index_select(0, wanted), self._norm))
+        return self.head(self._normed(x.index_select(0, wanted), self.norm))
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, (x.shape[-1],), weight, self.config.rms_eps)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos `[N, 1, D]` and sin `[N, 1, D / 2]`, scaled."""
-        angles = positions.float()[:, None] * self._frequencies
-        cos = (angles.cos() * self._rope_factor).repeat(1, 2)
-        return cos[:, None], (angles.sin() * self._rope_factor)[:, None]
+        angles = positions.float()[:, None] * self.frequencies
+        cos = (angles.cos() * self.rope_factor).repeat(1, 2)
+        return cos[:, None], (angles.sin() * self.rope_factor)[:, None]
 
     def _attention(
-        self, index: int, layer: _Layer, x: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan, kv: PagedKV
+        self,
+        index: int,
+        layer: DecoderLayer,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        plan: Plan,
+        kv: PagedKV,
     ) -> Tensor:
         config = self.config
         heads, kv_heads = config.heads, config.kv_heads
@@ -160,19 +173,12 @@ class Decoder:
         return _affine(layer.output, mixed.view(len(x), -1), layer.output_bias)
 
 
-def _moved(value: Any, device: torch.device) -> Any:
-    """A field of a layer on `device`: a vector or a matrix; everything else is nowhere."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    return moved(value, device) if callable(value) else value
-
-
 def _affine(matrix: WeightMatrix, x: Tensor, bias: Tensor | None) -> Tensor:
     product = matrix(x)
     return product if bias is None else product + bias
 
 
-def _mlp(layer: _Layer, x: Tensor) -> Tensor:
+def _mlp(layer: DecoderLayer, x: Tensor) -> Tensor:
     gate, up = _affine(layer.gate_up, x, layer.gate_up_bias).chunk(2, -1)
     # written out: the library's silu rounds the ends of an array differently from its middle
     activated = (gate * up).div_(gate.neg().exp_().add_(1))
@@ -196,67 +202,3 @@ def _contained(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     the scores of hidden keys are overwritten. Who may see the position gets NaN from its key.
     """
     return torch.addcmul(key, value, value.new_zeros(())), value.nan_to_num(0.0, 0.0, 0.0)
-
-
-class _Loader:
-    """Takes named weights out of the mapping, checks their shapes and packs them."""
-
-    def __init__(self, config: DecoderConfig, weights: Mapping[str, Tensor], quantizer: Quantizer) -> None:
-        self.config, self.weights, self.quantizer = config, weights, quantizer
-
-    def take(self, names: Sequence[str], *shape: int) -> Tensor:
-        """The named weights one below the other, `shape` in all."""
-        missing = [name for name in names if name not in self.weights]
-        if missing:
-            raise ModelError(
-                f"the model's weights lack {missing[0]!r}; the files do not fit its configuration"
-            )
-        parts = [self.weights[name] for name in names]
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if joined.shape != shape:
-            raise ModelError(f"weight {', '.join(names)}: got shape {tuple(joined.shape)}, expected {shape}")
-        return joined
-
-    def pack(self, names: Sequence[str], out: int, inputs: int) -> WeightMatrix:
-        """A quantized matrix `[out, inputs]`."""
-        return self.quantizer.pack(self.take(names, out, inputs).float())
-
-    def vector(self, names: Sequence[str], size: int) -> Tensor:
-        """A vector in memory of its own: small, and the file need not stay open for it."""
-        return self.take(names, size).to(torch.float32, copy=True)
-
-    def bias(self, wanted: bool, names: Sequence[str], size: int) -> Tensor | None:
-        """A bias, where the configuration has one."""
-        return self.vector(names, size) if wanted else None
-
-    def layer(self, index: int) -> _Layer:
-        """All weights of layer `index`."""
-        config, at = self.config, f"model.layers.{index}"
-        hidden, inner = config.hidden, config.intermediate
-        qkv_size = (config.heads + 2 * config.kv_heads) * config.head_dim
-        qkv = [f"{at}.self_attn.{name}_proj" for name in "qkv"]
-        gate_up = [f"{at}.mlp.gate_proj", f"{at}.mlp.up_proj"]
-        output, down = f"{at}.self_attn.o_proj", f"{at}.mlp.down_proj"
-        return _Layer(
-            window=config.window(index),
-            qkv=self.pack([f"{name}.weight" for name in qkv], qkv_size, hidden),
-            qkv_bias=self.bias(config.qkv_bias, [f"{name}.bias" for name in qkv], qkv_size),
-            qk_norm=self.qk_norm(at),
-            output=self.pack([f"{output}.weight"], hidden, config.heads * config.head_dim),
-            output_bias=self.bias(config.output_bias, [f"{output}.bias"], hidden),
-            gate_up=self.pack([f"{name}.weight" for name in gate_up], 2 * inner, hidden),
-            gate_up_bias=self.bias(config.mlp_bias, [f"{name}.bias" for name in gate_up], 2 * inner),
-            down=self.pack([f"{down}.weight"], hidden, inner),
-            down_bias=self.bias(config.mlp_bias, [f"{down}.bias"], hidden),
-            input_norm=self.vector([f"{at}.input_layernorm.weight"], hidden),
-            post_norm=self.vector([f"{at}.post_attention_layernorm.weight"], hidden),
-        )
-
-    def qk_norm(self, at: str) -> Tensor | None:
-        """Norm weights of all query and key heads, `[heads + kv_heads, head_dim]`."""
-        config = self.config
-        if not config.qk_norm:
-            return None
-        query = self.vector([f"{at}.self_attn.q_norm.weight"], config.head_dim)
-        key = self.vector([f"{at}.self_attn.k_norm.weight"], config.head_dim)
-        return torch.cat((query.expand(config.heads, -1), key.expand(config.kv_heads, -1)))

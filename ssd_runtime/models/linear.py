@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ssd_kernels.cpu.matrix import Format, NativeMatrix, pack_native
 from ssd_runtime.errors import NotAvailableError
 
 ROW_TILE = 8
@@ -44,12 +45,17 @@ class Quantizer(Protocol):
 
 
 def moved(matrix: WeightMatrix, device: torch.device) -> WeightMatrix:
-    """`matrix` on `device`, by its own method `to`. Raises `NotAvailableError` where it has none."""
+    """`matrix` on `device`, by its own method `to`, or as plain floats.
+
+    Raises `NotAvailableError` for quantized weights without that method.
+    """
     move = getattr(matrix, "to", None)
     if move is not None:
         return cast(WeightMatrix, move(device))
     if device.type == "cpu":
         return matrix
+    if isinstance(matrix, NativeMatrix) and matrix.dtype is not None:
+        return PlainMatrix(matrix.dense().to(device, matrix.dtype))
     raise NotAvailableError(
         f"weights in the format of {type(matrix).__name__} are not available on {device}; set "
         "engine.quantization and engine.draft_quantization to none or bf16, or the placement to cpu"
@@ -67,7 +73,7 @@ def pad_rows(x: Tensor) -> Tensor:
 
 
 class PlainMatrix:
-    """A float32 weight as it is, for GPUs and for PyTorch builds without oneDNN."""
+    """A weight as it is, float32 or bfloat16, for GPUs and for PyTorch builds without oneDNN."""
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight.clone()
@@ -75,7 +81,7 @@ class PlainMatrix:
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `WeightMatrix`."""
-        return functional.linear(pad_rows(x), self.weight)[: len(x)]
+        return functional.linear(pad_rows(x).to(self.weight.dtype), self.weight)[: len(x)].float()
 
     def to(self, device: torch.device) -> PlainMatrix:
         """See `moved`."""
@@ -113,6 +119,9 @@ class Float32Quantizer:
 
     def pack(self, weight: Tensor) -> WeightMatrix:
         """Copy one float32 weight `[out, in]` into the layout that multiplies fastest."""
+        native = pack_native(weight, Format.FLOAT32)
+        if native is not None:
+            return native
         return PackedMatrix(weight) if _has_onednn() else PlainMatrix(weight)
 
 

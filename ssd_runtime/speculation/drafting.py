@@ -16,6 +16,7 @@ from ssd_runtime.clock import Clock
 from ssd_runtime.hooks.kinds import Sampler
 from ssd_runtime.memory.blocks import OutOfBlocks
 from ssd_runtime.messages import StopWord
+from ssd_runtime.models.native import Ask, draws_natively
 from ssd_runtime.sampling.draw import DraftStep
 from ssd_runtime.sampling.following import Followers
 from ssd_runtime.speculation.commands import (
@@ -54,6 +55,7 @@ class DraftWorker:
         self._clock = clock
         self._trunks: dict[int, Trunk] = {}
         self._followers = Followers(vocab_size)
+        self._draws = draws_natively(draft, sampler)
 
     def execute(self, command: DraftCommand | BuildCommand | ForgetCommand) -> Any:
         """Carry out one command; the results are described with the commands."""
@@ -124,14 +126,25 @@ class DraftWorker:
         """Extend every line by one pass."""
         started = self._clock()
         feeds = [line.feed() for line in lines]
-        logits = self._ruled(self._draft.extend(feeds)[:, : self._vocab_size], lines, feeds)
-        draws = [line.draw for line, feed in zip(lines, feeds, strict=True) for _ in range(feed.num_logits)]
-        positions = [feed.state.length - i for feed in feeds for i in reversed(range(feed.num_logits))]
-        drafted = self._sampler.draft(logits, draws, positions, self._num_candidates)
-        picks = map(_pick, drafted)
+        asks = [
+            Ask(line.draw, feed.state.length + len(feed.token_ids) - i, count=self._num_candidates)
+            for line, feed in zip(lines, feeds, strict=True)
+            for i in reversed(range(feed.num_logits))
+        ]
+        picks = map(_pick, self._drafted(lines, feeds, asks))
         for line, feed in zip(lines, feeds, strict=True):
             line.take([next(picks) for _ in range(feed.num_logits)])
         return StepCost(len(lines), self._clock() - started)
+
+    def _drafted(
+        self, lines: Sequence[Line], feeds: Sequence[Feed], asks: Sequence[Ask]
+    ) -> Sequence[DraftStep]:
+        if self._draws and all(line.draw.is_plain for line in lines):
+            drawn: Sequence[DraftStep] = self._draft.draw(feeds, asks)  # type: ignore[attr-defined]
+            return drawn
+        logits = self._ruled(self._draft.extend(feeds)[:, : self._vocab_size], lines, feeds)
+        draws, positions = [ask.draw for ask in asks], [ask.position for ask in asks]
+        return self._sampler.draft(logits, draws, positions, self._num_candidates)
 
     def _ruled(self, logits: Tensor, lines: Sequence[Line], feeds: Sequence[Feed]) -> Tensor:
         """The logits as each request's own rules leave them."""

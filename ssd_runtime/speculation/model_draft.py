@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from ssd_runtime.memory.kv import PagedKV
     from ssd_runtime.models.decoder import Decoder
+    from ssd_runtime.models.native import Ask
+    from ssd_runtime.sampling.draw import DraftStep
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +82,23 @@ class DecoderDraft:
 
     def extend(self, feeds: Sequence[Feed]) -> Tensor:
         """Read the tokens of every feed in one pass; logits `[sum of num_logits, vocab_size]`."""
+        logits = self._decoder.forward(self._rows(feeds), self._kv)
+        self._advance(feeds)
+        return logits[:, : self.vocab_size]
+
+    @property
+    def can_draw(self) -> bool:
+        """Whether `draw` is there."""
+        return self._decoder.can_draw
+
+    def draw(self, feeds: Sequence[Feed], asks: Sequence[Ask]) -> list[DraftStep]:
+        """`extend`, with a draw for each token that wants logits in place of them."""
+        steps, _ = self._decoder.draw(self._rows(feeds), self._kv, asks, self.vocab_size)
+        self._advance(feeds)
+        return steps
+
+    def _rows(self, feeds: Sequence[Feed]) -> list[ForwardRow]:
+        """Room for every feed's tokens, or `OutOfBlocks` and nothing changed."""
         missing = sum(
             self._blocks.blocks_for(feed.state.length + len(feed.token_ids)) - len(feed.state.table)
             for feed in feeds
@@ -87,13 +106,13 @@ class DecoderDraft:
         self._blocks.require(missing)
         for feed in feeds:
             self._blocks.grow(feed.state.table, feed.state.length + len(feed.token_ids))
-        rows = [
+        return [
             ForwardRow(feed.token_ids, feed.state.length, feed.state.table, feed.num_logits) for feed in feeds
         ]
-        logits = self._decoder.forward(rows, self._kv)
+
+    def _advance(self, feeds: Sequence[Feed]) -> None:
         for feed in feeds:
             feed.state.length += len(feed.token_ids)
-        return logits[:, : self.vocab_size]
 
     def fork(self, state: DraftState, at: int) -> DraftState:
         """Share the full blocks before `at`, copy the one that holds it."""

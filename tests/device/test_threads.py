@@ -51,7 +51,7 @@ def test_shared_cores_are_split_and_nobody_gets_none(
 def test_a_command_gets_its_share_only_while_the_other_lane_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads change with the commands, and only when they must."""
     given = [4]
-    monkeypatch.setattr(threads, "use_torch_threads", given.append)
+    monkeypatch.setattr(threads, "use_threads", given.append)
     recorder = Recorder(given)
     worker = ShareCores(recorder, alone=4, together=2)
     for together in (False, True, True, False):

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ssd_plugins.quantizers import BFloat16Quantizer, Int4Quantizer, Int8Quantizer
 from ssd_runtime.memory.kv import PagedKV
-from ssd_runtime.messages import BlockCopy, ForwardRow, StopWord
-from ssd_runtime.models.decoder import Decoder, Interrupted
+from ssd_runtime.messages import BlockCopy, ForwardRow, Interrupted, StopWord
+from ssd_runtime.models.decoder import Decoder
 from ssd_runtime.models.linear import Float32Quantizer, PlainMatrix, Quantizer, WeightMatrix
 from ssd_runtime.models.selfcheck import TILES, WHOLE_ROWS, check_rows, rows_agree
 from ssd_runtime.testing.toy import toy_decoder
@@ -102,7 +102,7 @@ def test_a_poisoned_row_spoils_only_itself() -> None:
     """A token whose embedding is NaN gives NaN to its row from there on, and to nobody else."""
     decoder = toy_decoder(seed=1).decoder
     poison = 63
-    decoder._embedding[poison] = torch.nan
+    decoder.embedding[poison] = torch.nan
     kv = decoder.new_kv(8, BLOCK)
     healthy = ForwardRow((1, 2, 3), 0, (0,), 3)
     poisoned = ForwardRow((1, 2, poison, 4), 0, (1,), 4)

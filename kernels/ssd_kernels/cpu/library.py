@@ -1,0 +1,126 @@
+"""The compiled library behind its plain C interface: loading it, and the structs of `src/api.h`.
+
+The environment variable `SSD_CPU_KERNELS` chooses an instruction set by name (`portable`, `avx2`, `avx512`,
+`neon`), or `torch` for none: the decoder then runs on PyTorch. Left out, the best that fits is taken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "lib"
+VARIABLE = "SSD_CPU_KERNELS"
+TORCH = "torch"
+PORTABLE = "portable"
+SKIPPED = -2
+"""The draw of a token for which none was asked, or before which a draft was refused."""
+
+
+class Matrix(Structure):
+    """`ssd_matrix`: owned by the library."""
+
+    _fields_ = [
+        ("format", c_int32), ("panel", c_int32), ("out", c_int64), ("in_", c_int64),
+        ("padded_in", c_int64), ("panel_bytes", c_int64), ("bytes", c_int64), ("data", c_void_p),
+    ]  # fmt: skip
+
+
+class Layer(Structure):
+    """`ssd_layer`: addresses of matrices and vectors; None where a model has no such thing."""
+
+    _fields_ = [
+        ("qkv", c_void_p), ("output", c_void_p), ("gate_up", c_void_p), ("down", c_void_p),
+        ("qkv_bias", c_void_p), ("output_bias", c_void_p), ("gate_up_bias", c_void_p),
+        ("down_bias", c_void_p), ("qk_norm", c_void_p), ("input_norm", c_void_p),
+        ("post_norm", c_void_p), ("window", c_int64),
+    ]  # fmt: skip
+
+
+class Model(Structure):
+    """`ssd_decoder`."""
+
+    _fields_ = [
+        ("vocab", c_int64), ("hidden", c_int64), ("layers", c_int64), ("heads", c_int64),
+        ("kv_heads", c_int64), ("head_dim", c_int64), ("intermediate", c_int64),
+        ("rms_eps", c_float), ("rope_factor", c_float), ("embedding_bits", c_int32), ("unused", c_int32),
+        ("embedding", c_void_p), ("frequencies", c_void_p), ("norm", c_void_p), ("head", c_void_p),
+        ("layer", POINTER(Layer)),
+    ]  # fmt: skip
+
+
+class KV(Structure):
+    """`ssd_kv`."""
+
+    _fields_ = [
+        ("data", c_void_p), ("layer_bytes", c_int64), ("block_size", c_int64), ("format", c_int32),
+        ("unused", c_int32),
+    ]  # fmt: skip
+
+
+class Pass(Structure):
+    """`ssd_pass`."""
+
+    _fields_ = [
+        ("tokens", c_int64), ("wanted", c_int64), ("token_ids", c_void_p), ("positions", c_void_p),
+        ("table_at", c_void_p), ("tables", c_void_p), ("wanted_tokens", c_void_p), ("logits", c_void_p),
+        ("draws", c_void_p), ("expected", c_void_p), ("drawn_vocab", c_int64), ("count", c_int64),
+        ("drawn", c_void_p), ("candidates", c_void_p), ("scores", c_void_p), ("stop", c_void_p),
+        ("threads", c_int32), ("unused", c_int32),
+    ]  # fmt: skip
+
+
+class DrawOfRow(Structure):
+    """`ssd_draw`."""
+
+    _fields_ = [
+        ("seed", c_uint64), ("position", c_int64), ("temperature", c_double), ("top_p", c_double),
+        ("min_p", c_double), ("top_k", c_int64), ("count", c_int64),
+    ]  # fmt: skip
+
+
+def chosen_isa() -> str | None:
+    """The instruction set to use, or None for PyTorch: by `SSD_CPU_KERNELS`, or the best that is there."""
+    asked = os.environ.get(VARIABLE) or None
+    if asked == TORCH:
+        return None
+    if asked is not None:
+        return asked if _file(asked).is_file() else None
+    probe = next((isa for isa in (PORTABLE, "neon") if _file(isa).is_file()), None)
+    if probe is None:
+        return None
+    best: str = open_library(probe).ssd_best_isa().decode()
+    return best if _file(best).is_file() else probe
+
+
+@cache
+def open_library(isa: str) -> ctypes.CDLL:
+    """The library compiled for `isa`, with the types of its functions set. Raises `OSError`."""
+    library = ctypes.CDLL(str(_file(isa)))
+    library.ssd_isa.restype = library.ssd_best_isa.restype = c_char_p
+    library.ssd_pack.restype = library.ssd_pack_groups.restype = POINTER(Matrix)
+    library.ssd_pack.argtypes = [c_int32, c_int64, c_int64, c_void_p]
+    library.ssd_pack_groups.argtypes = [c_int32, c_int64, c_int64, c_void_p, c_void_p, c_void_p]
+    library.ssd_free.argtypes = [POINTER(Matrix)]
+    library.ssd_free.restype = None
+    library.ssd_unpack.argtypes = [POINTER(Matrix), c_void_p]
+    library.ssd_unpack.restype = None
+    library.ssd_product.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int32]
+    library.ssd_forward.argtypes = [POINTER(Model), POINTER(KV), POINTER(Pass)]
+    library.ssd_draw_rows.argtypes = [c_void_p, c_int64, POINTER(Pass)]
+    library.ssd_read_seconds.argtypes = [c_void_p, c_int64, c_int32]
+    library.ssd_read_seconds.restype = c_double
+    return library
+
+
+def native_library() -> ctypes.CDLL | None:
+    """The library to use on this machine, or None where the decoder runs on PyTorch."""
+    isa = chosen_isa()
+    return None if isa is None else open_library(isa)
+
+
+def _file(isa: str) -> Path:
+    return FOLDER / f"libssd_{isa}.so"

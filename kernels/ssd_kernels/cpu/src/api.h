@@ -1,0 +1,102 @@
+// The plain C interface of the native lane. Python mirrors these structs in ssd_kernels/cpu/library.py.
+#pragma once
+#include <stdint.h>
+
+#include "draw_types.h"
+
+#pragma GCC visibility push(default)
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// How a matrix is stored. Groups are 32 inputs of one output with a scale (and a minimum) of their own.
+enum ssd_format { SSD_F32 = 0, SSD_BF16 = 1, SSD_INT8 = 2, SSD_INT4 = 3 };
+
+// How keys and values are stored. The last two have one float32 scale per token, head and kind.
+enum ssd_kv_format { SSD_KV_F32 = 0, SSD_KV_F16 = 1, SSD_KV_INT8 = 2, SSD_KV_FP8 = 3 };
+
+typedef struct ssd_matrix {
+  int32_t format;
+  int32_t panel;        // outputs in a panel
+  int64_t out, in;      // as the model sees them
+  int64_t padded_in;    // a multiple of 32 for formats with groups
+  int64_t panel_bytes;  // distance of two panels
+  int64_t bytes;        // all panels
+  uint8_t* data;
+} ssd_matrix;
+
+typedef struct ssd_layer {
+  const ssd_matrix *qkv, *output, *gate_up, *down;
+  const float *qkv_bias, *output_bias, *gate_up_bias, *down_bias;  // or NULL
+  const float *qk_norm;                                            // [heads + kv_heads, head_dim] or NULL
+  const float *input_norm, *post_norm;
+  int64_t window;  // 0: all positions
+} ssd_layer;
+
+typedef struct ssd_decoder {
+  int64_t vocab, hidden, layers, heads, kv_heads, head_dim, intermediate;
+  float rms_eps, rope_factor;
+  int32_t embedding_bits;  // 32: float32, 16: bfloat16, -16: float16
+  int32_t unused;
+  const void* embedding;       // [vocab, hidden]
+  const float* frequencies;    // [head_dim / 2]
+  const float* norm;           // [hidden]
+  const ssd_matrix* head;      // [vocab, hidden]
+  const ssd_layer* layer;      // [layers]
+} ssd_decoder;
+
+// [layers, num_blocks + 1, block_size, kv_heads] entries: keys, values, then their scales if there are any.
+typedef struct ssd_kv {
+  uint8_t* data;
+  int64_t layer_bytes, block_size;
+  int32_t format;
+  int32_t unused;
+} ssd_kv;
+
+typedef struct ssd_pass {
+  int64_t tokens, wanted;
+  const int64_t* token_ids;      // [tokens]
+  const int64_t* positions;      // [tokens]
+  const int64_t* table_at;       // [tokens] where the token's block table begins in `tables`
+  const int64_t* tables;
+  const int64_t* wanted_tokens;  // [wanted] which tokens need logits
+  float* logits;                 // [wanted, vocab] or NULL
+  const ssd_draw* draws;         // [wanted] or NULL
+  const int64_t* expected;       // [wanted] the draft at that place, -1: none; only with draws
+  int64_t drawn_vocab;           // draws choose among the first so many tokens
+  int64_t count;                 // candidates per row, at most
+  int64_t* drawn;                // [wanted]; SSD_SKIPPED behind a draft that was not drawn, or for count -1
+  int64_t* candidates;           // [wanted, count]
+  float* scores;                 // [wanted, count]
+  const int32_t* stop;           // polled between layers, or NULL
+  int32_t threads;
+  int32_t unused;
+} ssd_pass;
+
+enum { SSD_SKIPPED = -2 };
+
+// The instruction set that this library was compiled for, and the best one that this machine has.
+const char* ssd_isa(void);
+const char* ssd_best_isa(void);
+
+// NULL when memory is short. `weight` is float32 or bfloat16 [out, in].
+ssd_matrix* ssd_pack(int32_t format, int64_t out, int64_t in, const void* weight);
+// codes [out, in]: int8, or 0 … 15; scales and minima (int4 only) float16 [out, groups].
+ssd_matrix* ssd_pack_groups(int32_t format, int64_t out, int64_t in, const uint8_t* codes,
+                            const uint16_t* scales, const uint16_t* minima);
+void ssd_free(ssd_matrix* matrix);
+// The values that products use: float32 [out, in].
+void ssd_unpack(const ssd_matrix* matrix, float* weight);
+// x [rows, in] -> y [rows, out]. 0, or -1 when memory is short.
+int ssd_product(const ssd_matrix* matrix, const float* x, int64_t rows, float* y, int32_t threads);
+// One forward pass: 0 done, 1 interrupted by the stop word, -1 memory is short.
+int ssd_forward(const ssd_decoder* decoder, const ssd_kv* kv, const ssd_pass* pass);
+// Draws from logits [rows, vocab] as a pass does.
+int ssd_draw_rows(const float* logits, int64_t vocab, const ssd_pass* pass);
+// Reads `bytes` bytes once on each of `threads` threads; seconds.
+double ssd_read_seconds(const void* data, int64_t bytes, int32_t threads);
+
+#ifdef __cplusplus
+}
+#endif
+#pragma GCC visibility pop

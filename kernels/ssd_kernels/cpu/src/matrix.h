@@ -1,0 +1,233 @@
+// Weights in panels of 3 · W outputs, inputs in sequence: a product reads its weights once, front to back,
+// and every output is summed in the order of its inputs whatever the number of rows.
+#pragma once
+#include <cmath>
+#include <cstdlib>
+
+#include "api.h"
+#include "pool.h"
+#include "vec.h"
+
+namespace ssd {
+namespace SSD_ISA {
+
+constexpr int VECTORS = 3;
+constexpr int PANEL = VECTORS * W;
+constexpr int GROUP = 32;
+constexpr int QUADS = GROUP / 4;
+constexpr int STRETCH = 64;  // inputs that are summed by themselves
+constexpr int AHEAD = 2048;  // bytes that are asked for before they are needed
+
+inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+inline bool has_groups(const ssd_matrix& w) { return w.format >= SSD_INT8; }
+inline int64_t panels_of(const ssd_matrix& w) { return (w.out + PANEL - 1) / PANEL; }
+inline int64_t groups_of(const ssd_matrix& w) { return w.padded_in / GROUP; }
+
+// A group of a panel: codes, then a float16 scale per output, and for int4 a float16 minimum.
+constexpr int64_t INT8_CODES = GROUP * PANEL, INT8_RECORD = INT8_CODES + 2 * PANEL;
+constexpr int64_t INT4_CODES = GROUP * PANEL / 2, INT4_RECORD = INT4_CODES + 4 * PANEL;
+
+// The rows that a product reads: float32, or codes with a scale per group.
+struct Rows {
+  int64_t count;
+  const float* x;
+  int64_t stride;
+  const int8_t* codes;    // [count, padded_in]
+  const float* scales;    // [count, groups]
+  const int32_t* sums;    // [count, groups] of the codes
+};
+
+// Where a product goes: y = product + bias, or y += product + bias.
+struct Target {
+  float* y;
+  int64_t stride;
+  const float* bias;
+  bool adds;
+};
+
+// Codes, scales and sums of one row. A group with a number that is not finite gets the scale NaN.
+inline void quantize_row(const float* x, int64_t in, int64_t groups, int8_t* codes, float* scales, int32_t* sums) {
+  float padded[GROUP];
+  for (int64_t g = 0; g < groups; ++g) {
+    const float* from = x + g * GROUP;
+    if ((g + 1) * GROUP > in) {
+      for (int i = 0; i < GROUP; ++i) padded[i] = g * GROUP + i < in ? from[i] : 0.0f;
+      from = padded;
+    }
+    float largest = 0, spoilt = 0;
+    for (int i = 0; i < GROUP; ++i) {
+      const float magnitude = std::fabs(from[i]);
+      largest = magnitude > largest ? magnitude : largest;
+    }
+    for (int i = 0; i < GROUP; ++i) spoilt += from[i] * 0.0f;
+    const bool usable = spoilt == 0.0f && largest > 1e-30f;
+    const float inverse = usable ? 127.0f / largest : 0.0f;
+    int32_t sum = 0;
+    int8_t* to = codes + g * GROUP;
+    if (usable) {
+      for (int i = 0; i < GROUP; ++i) to[i] = int8_t(int32_t(__builtin_rintf(from[i] * inverse)));
+      for (int i = 0; i < GROUP; ++i) sum += to[i];
+    } else {
+      memset(to, 0, GROUP);
+    }
+    scales[g] = spoilt == 0.0f ? largest / 127.0f : spoilt;
+    sums[g] = sum;
+  }
+}
+
+template <int M>
+using Sums = F[M][VECTORS];
+
+template <int M>
+inline void clear(Sums<M>& sums) {
+  for (int m = 0; m < M; ++m)
+    for (int i = 0; i < VECTORS; ++i) sums[m][i] = zero();
+}
+
+// Adds the products of inputs `first … last - 1`, summed by themselves first: short sums lose fewer digits.
+template <int M, F (*LOAD)(const void*, int64_t)>
+inline void float_stretch(const uint8_t* panel, int64_t item, int64_t first, int64_t last, const float* const* x,
+                          Sums<M>& sums) {
+  Sums<M> part;
+  clear<M>(part);
+  for (int64_t k = first; k < last; ++k) {
+    const uint8_t* at = panel + k * PANEL * item;
+    for (int64_t line = 0; line < PANEL * item; line += 64) prefetch(at + AHEAD + line);
+    F weights[VECTORS];
+    for (int i = 0; i < VECTORS; ++i) weights[i] = LOAD(at, i);
+    for (int m = 0; m < M; ++m) {
+      const F value = set1(x[m][k]);
+      for (int i = 0; i < VECTORS; ++i) part[m][i] = fma(value, weights[i], part[m][i]);
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int i = 0; i < VECTORS; ++i) sums[m][i] = add(sums[m][i], part[m][i]);
+}
+
+template <int M, F (*LOAD)(const void*, int64_t)>
+inline void float_panel(const uint8_t* panel, int64_t item, const ssd_matrix& w, const float* const* x, Sums<M>& sums) {
+  for (int64_t k = 0; k < w.in; k += STRETCH)
+    float_stretch<M, LOAD>(panel, item, k, k + STRETCH < w.in ? k + STRETCH : w.in, x, sums);
+}
+
+inline F load_float32(const void* at, int64_t i) { return load((const float*)at + i * W); }
+inline F load_bfloat16(const void* at, int64_t i) { return load_bf16((const uint16_t*)at + i * W); }
+
+// One row's part of a group, as the panel functions below read it.
+struct GroupOfRow {
+  const int8_t* codes;
+  float scale;
+  int32_t sum;
+};
+
+template <int M>
+inline void int8_group(const uint8_t* record, const GroupOfRow* x, Sums<M>& sums) {
+  const uint16_t* scales = (const uint16_t*)(record + INT8_CODES);
+  for (int i = 0; i < VECTORS; ++i) {
+    I codes[QUADS];
+    for (int q = 0; q < QUADS; ++q) codes[q] = load_codes(record + (q * PANEL + i * W) * 4);
+    const F scale = load_half(scales + i * W);
+    for (int m = 0; m < M; ++m) {
+      I dot = spread(-CODE_BIAS * x[m].sum);
+      for (int q = 0; q < QUADS; ++q) dot = dot8(dot, codes[q], spread(four_codes(x[m].codes + 4 * q)));
+      sums[m][i] = fma(to_float(dot), mul(scale, set1(x[m].scale)), sums[m][i]);
+    }
+  }
+}
+
+template <int M>
+inline void int4_group(const uint8_t* record, const GroupOfRow* x, Sums<M>& sums) {
+  const uint16_t* scales = (const uint16_t*)(record + INT4_CODES);
+  for (int i = 0; i < VECTORS; ++i) {
+    I codes[QUADS];
+    for (int q = 0; q < QUADS / 2; ++q) {
+      const I both = load_codes(record + (q * PANEL + i * W) * 4);
+      codes[q] = low_nibbles(both);
+      codes[q + QUADS / 2] = high_nibbles(both);
+    }
+    const F scale = load_half(scales + i * W), minimum = load_half(scales + PANEL + i * W);
+    for (int m = 0; m < M; ++m) {
+      I dot = spread(0);
+      for (int q = 0; q < QUADS; ++q) dot = dot4(dot, codes[q], spread(four_codes(x[m].codes + 4 * q)));
+      const F row_scale = set1(x[m].scale);
+      sums[m][i] = fma(to_float(dot), mul(scale, row_scale), sums[m][i]);
+      sums[m][i] = fma(minimum, mul(row_scale, set1(float(x[m].sum))), sums[m][i]);
+    }
+  }
+}
+
+template <int M, int64_t RECORD, void (*ADD)(const uint8_t*, const GroupOfRow*, Sums<M>&)>
+inline void group_panel(const uint8_t* panel, const ssd_matrix& w, const Rows& rows, int64_t first, Sums<M>& sums) {
+  const int64_t groups = groups_of(w);
+  for (int64_t g = 0; g < groups; ++g) {
+    const uint8_t* record = panel + g * RECORD;
+    for (int64_t line = 0; line < RECORD; line += 64) prefetch(record + AHEAD + line);
+    GroupOfRow x[M];
+    for (int m = 0; m < M; ++m) {
+      const int64_t row = first + m;
+      x[m] = {rows.codes + row * w.padded_in + g * GROUP, rows.scales[row * groups + g], rows.sums[row * groups + g]};
+    }
+    ADD(record, x, sums);
+  }
+}
+
+template <int M>
+inline void finish(const ssd_matrix& w, int64_t panel, const Target& target, int64_t first, const Sums<M>& sums) {
+  const int64_t at = panel * PANEL;
+  const int64_t outputs = w.out - at < PANEL ? w.out - at : PANEL;
+  for (int m = 0; m < M; ++m) {
+    float values[PANEL];
+    for (int i = 0; i < VECTORS; ++i) store(values + i * W, sums[m][i]);
+    float* y = target.y + (first + m) * target.stride + at;
+    if (target.bias)
+      for (int64_t i = 0; i < outputs; ++i) values[i] += target.bias[at + i];
+    if (target.adds)
+      for (int64_t i = 0; i < outputs; ++i) y[i] += values[i];
+    else
+      memcpy(y, values, outputs * sizeof(float));
+  }
+}
+
+// Rows `first … first + M` of one panel of outputs.
+template <int M>
+void panel_block(const ssd_matrix& w, int64_t panel, const Rows& rows, int64_t first, const Target& target) {
+  const uint8_t* data = w.data + panel * w.panel_bytes;
+  Sums<M> sums;
+  clear<M>(sums);
+  if (has_groups(w)) {
+    if (w.format == SSD_INT8) group_panel<M, INT8_RECORD, int8_group<M>>(data, w, rows, first, sums);
+    else group_panel<M, INT4_RECORD, int4_group<M>>(data, w, rows, first, sums);
+  } else {
+    const float* x[M];
+    for (int m = 0; m < M; ++m) x[m] = rows.x + (first + m) * rows.stride;
+    if (w.format == SSD_F32) float_panel<M, load_float32>(data, 4, w, x, sums);
+    else float_panel<M, load_bfloat16>(data, 2, w, x, sums);
+  }
+  finish<M>(w, panel, target, first, sums);
+}
+
+inline void some_rows(int64_t count, const ssd_matrix& w, int64_t panel, const Rows& rows, int64_t first, const Target& target) {
+  switch (count) {
+    case 1: return panel_block<1>(w, panel, rows, first, target);
+    case 2: return panel_block<2>(w, panel, rows, first, target);
+    case 3: return panel_block<3>(w, panel, rows, first, target);
+    case 4: return panel_block<4>(w, panel, rows, first, target);
+    case 5: return panel_block<5>(w, panel, rows, first, target);
+    case 6: return panel_block<6>(w, panel, rows, first, target);
+    case 7: return panel_block<7>(w, panel, rows, first, target);
+    default: return panel_block<8>(w, panel, rows, first, target);
+  }
+}
+
+// This thread's part of the product of all rows.
+inline void product(const ssd_matrix& w, const Rows& rows, const Target& target, const Team& team) {
+  const Range range = team.share(panels_of(w));
+  for (int64_t panel = range.begin; panel < range.end; ++panel)
+    for (int64_t first = 0; first < rows.count; first += MAX_ROWS) {
+      const int64_t left = rows.count - first;
+      some_rows(left < MAX_ROWS ? left : MAX_ROWS, w, panel, rows, first, target);
+    }
+}
+
+}  // namespace SSD_ISA
+}  // namespace ssd

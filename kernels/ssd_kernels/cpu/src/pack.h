@@ -1,0 +1,171 @@
+// From a model's weights to panels and back.
+#pragma once
+#include <cstdlib>
+
+#include "matrix.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace ssd {
+namespace SSD_ISA {
+
+// Nearest float16, ties to even; beyond the largest one, that one.
+inline uint16_t float_to_half(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  const uint16_t sign = uint16_t((bits >> 16) & 0x8000u);
+  bits &= 0x7fffffffu;
+  if (bits >= 0x477ff000u) return sign | 0x7bffu;
+  if (bits < 0x38800000u) {  // subnormal: adding ½ aligns the digits that are kept
+    float magnitude;
+    memcpy(&magnitude, &bits, 4);
+    magnitude += 0.5f;
+    memcpy(&bits, &magnitude, 4);
+    return sign | uint16_t(bits - 0x3f000000u);
+  }
+  const uint32_t odd = (bits >> 13) & 1u;
+  return sign | uint16_t((bits - 0x38000000u + 0xfffu + odd) >> 13);
+}
+
+inline ssd_matrix* new_matrix(int32_t format, int64_t out, int64_t in) {
+  const int64_t padded = format >= SSD_INT8 ? round_up(in, GROUP) : in;
+  const int64_t records[] = {in * PANEL * 4, in * PANEL * 2, padded / GROUP * INT8_RECORD, padded / GROUP * INT4_RECORD};
+  ssd_matrix* w = (ssd_matrix*)calloc(1, sizeof(ssd_matrix));
+  if (!w) return nullptr;
+  *w = {format, PANEL, out, in, padded, round_up(records[format], 64), 0, nullptr};
+  w->bytes = panels_of(*w) * w->panel_bytes;
+  const int64_t page = w->bytes < (1 << 21) ? 4096 : 1 << 21;
+  w->data = (uint8_t*)aligned_alloc(page, round_up(w->bytes, page));
+  if (!w->data) {
+    free(w);
+    return nullptr;
+  }
+#if defined(__linux__)
+  madvise(w->data, round_up(w->bytes, page), MADV_HUGEPAGE);
+#endif
+  memset(w->data, 0, w->bytes);
+  return w;
+}
+
+template <class T>
+void pack_floats(ssd_matrix& w, const T* weight) {
+  for (int64_t o = 0; o < w.out; ++o) {
+    T* panel = (T*)(w.data + o / PANEL * w.panel_bytes) + o % PANEL;
+    for (int64_t k = 0; k < w.in; ++k) panel[k * PANEL] = weight[o * w.in + k];
+  }
+}
+
+inline uint8_t* record_of(const ssd_matrix& w, int64_t output, int64_t group) {
+  return w.data + output / PANEL * w.panel_bytes + group * (w.format == SSD_INT8 ? INT8_RECORD : INT4_RECORD);
+}
+
+// Where the code of input `i` of a group lies; for int4 inputs 0 … 15 are low nibbles, 16 … 31 high ones.
+inline int64_t code_at(const ssd_matrix& w, int64_t output, int i) {
+  const int quad = i / 4 % (w.format == SSD_INT8 ? QUADS : QUADS / 2);
+  return (quad * PANEL + output % PANEL) * 4 + i % 4;
+}
+
+// codes: int8 or 0 … 15 for the GROUP inputs of one group.
+inline void put_group(ssd_matrix& w, int64_t output, int64_t group, const uint8_t* codes, uint16_t scale, uint16_t minimum) {
+  uint8_t* record = record_of(w, output, group);
+  if (w.format == SSD_INT8) {
+    for (int i = 0; i < GROUP; ++i) record[code_at(w, output, i)] = uint8_t(int8_t(codes[i]) + CODE_BIAS);
+    ((uint16_t*)(record + INT8_CODES))[output % PANEL] = scale;
+    return;
+  }
+  for (int i = 0; i < GROUP; ++i) record[code_at(w, output, i)] |= uint8_t(codes[i] << (i < GROUP / 2 ? 0 : 4));
+  uint16_t* scales = (uint16_t*)(record + INT4_CODES);
+  scales[output % PANEL] = scale;
+  scales[PANEL + output % PANEL] = minimum;
+}
+
+inline float clamp(float value, float low, float high) { return value < low ? low : value > high ? high : value; }
+
+inline void quantize_int8(const float* values, uint8_t* codes, uint16_t* scale) {
+  float largest = 0;
+  for (int i = 0; i < GROUP; ++i) largest = std::fabs(values[i]) > largest ? std::fabs(values[i]) : largest;
+  *scale = float_to_half(largest / 127.0f);
+  const float step = half_to_float(*scale);
+  for (int i = 0; i < GROUP; ++i)
+    codes[i] = step > 0 ? uint8_t(int8_t(clamp(__builtin_rintf(values[i] / step), -127, 127))) : 0;
+}
+
+inline void quantize_int4(const float* values, uint8_t* codes, uint16_t* scale, uint16_t* minimum) {
+  float low = values[0], high = values[0];
+  for (int i = 1; i < GROUP; ++i) {
+    low = values[i] < low ? values[i] : low;
+    high = values[i] > high ? values[i] : high;
+  }
+  *minimum = float_to_half(low);
+  *scale = float_to_half((high - low) / 15.0f);
+  const float step = half_to_float(*scale), base = half_to_float(*minimum);
+  for (int i = 0; i < GROUP; ++i)
+    codes[i] = step > 0 ? uint8_t(clamp(__builtin_rintf((values[i] - base) / step), 0, 15)) : 0;
+}
+
+inline void pack_quantized(ssd_matrix& w, const float* weight) {
+  for (int64_t o = 0; o < w.out; ++o)
+    for (int64_t g = 0; g < groups_of(w); ++g) {
+      float values[GROUP] = {};
+      const int64_t left = w.in - g * GROUP;
+      memcpy(values, weight + o * w.in + g * GROUP, (left < GROUP ? left : GROUP) * sizeof(float));
+      uint8_t codes[GROUP];
+      uint16_t scale, minimum = 0;
+      if (w.format == SSD_INT8) quantize_int8(values, codes, &scale);
+      else quantize_int4(values, codes, &scale, &minimum);
+      put_group(w, o, g, codes, scale, minimum);
+    }
+}
+
+inline ssd_matrix* pack(int32_t format, int64_t out, int64_t in, const void* weight) {
+  ssd_matrix* w = new_matrix(format, out, in);
+  if (!w) return nullptr;
+  if (format == SSD_F32) pack_floats(*w, (const float*)weight);
+  else if (format == SSD_BF16) pack_floats(*w, (const uint16_t*)weight);
+  else pack_quantized(*w, (const float*)weight);
+  return w;
+}
+
+inline ssd_matrix* pack_groups(int32_t format, int64_t out, int64_t in, const uint8_t* codes, const uint16_t* scales,
+                               const uint16_t* minima) {
+  ssd_matrix* w = new_matrix(format, out, in);
+  if (!w) return nullptr;
+  const int64_t groups = groups_of(*w);
+  for (int64_t o = 0; o < out; ++o)
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t at = o * groups + g;
+      put_group(*w, o, g, codes + o * in + g * GROUP, scales[at], minima ? minima[at] : 0);
+    }
+  return w;
+}
+
+inline float unpacked_code(const ssd_matrix& w, int64_t output, int64_t k) {
+  const uint8_t* record = record_of(w, output, k / GROUP);
+  const int i = int(k % GROUP);
+  const uint8_t byte = record[code_at(w, output, i)];
+  if (w.format == SSD_INT8) {
+    const float scale = half_to_float(((const uint16_t*)(record + INT8_CODES))[output % PANEL]);
+    return float(int8_t(byte - CODE_BIAS)) * scale;
+  }
+  const uint16_t* scales = (const uint16_t*)(record + INT4_CODES);
+  const float code = float(i < GROUP / 2 ? byte & 15 : byte >> 4);
+  return code * half_to_float(scales[output % PANEL]) + half_to_float(scales[PANEL + output % PANEL]);
+}
+
+inline void unpack(const ssd_matrix& w, float* weight) {
+  for (int64_t o = 0; o < w.out; ++o) {
+    const uint8_t* panel = w.data + o / PANEL * w.panel_bytes;
+    for (int64_t k = 0; k < w.in; ++k) {
+      const int64_t at = k * PANEL + o % PANEL;
+      float& value = weight[o * w.in + k];
+      if (w.format == SSD_F32) value = ((const float*)panel)[at];
+      else if (w.format == SSD_BF16) value = bf16_to_float(((const uint16_t*)panel)[at]);
+      else value = unpacked_code(w, o, k);
+    }
+  }
+}
+
+}  // namespace SSD_ISA
+}  // namespace ssd
