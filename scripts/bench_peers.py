@@ -15,15 +15,24 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 from scipy.stats import bootstrap
 
-from scripts.peers import LlamaBench, LlamaCppPython, MissingPeerError, Ours, Peer, Transformers, Work
-from scripts.prompts import SHIPPED, load_prompts
+from scripts.peers import (
+    LlamaBatchedBench,
+    LlamaBench,
+    LlamaCppPython,
+    MissingPeerError,
+    Ours,
+    Peer,
+    Transformers,
+    Work,
+)
+from scripts.prompts import SHIPPED, Prompt, load_prompts
 from ssd_runtime.bench.plan import alternating
 from ssd_runtime.bench.report import surroundings
 from ssd_runtime.device.cores import available_cores
@@ -57,7 +66,7 @@ def measure(peers: Sequence[Peer], works: Sequence[Work], tell: Callable[[str], 
         for peer in alternating(peers, turn):
             rates[peer.name].append(peer.rate(work))
         last = ", ".join(f"{name} {found[-1]:.1f}" for name, found in rates.items())
-        tell(f"{turn + 1} of {len(works)}, {work.prompt.id}: {last}")
+        tell(f"{turn + 1} of {len(works)}, {', '.join(prompt.id for prompt in work.prompts)}: {last}")
     return rates
 
 
@@ -101,9 +110,29 @@ def gguf_file(options: argparse.Namespace, model: str) -> Path:
 def llama(options: argparse.Namespace, model: str) -> Peer:
     """llama.cpp in the form that is there."""
     gguf = gguf_file(options, model)
+    if options.batch > 1:
+        if options.llama_batched_bench is None:
+            raise MissingPeerError("several prompts at once need --llama-batched-bench PATH")
+        return LlamaBatchedBench(options.llama_batched_bench, gguf, options.threads)
     if options.llama_bench is not None:
         return LlamaBench(options.llama_bench, gguf, options.threads)
     return LlamaCppPython(gguf, options.threads)
+
+
+def transformers(options: argparse.Namespace, model: str) -> Peer:
+    """transformers, for one prompt at a time."""
+    if options.batch > 1:
+        raise MissingPeerError("it takes part with one prompt at a time only")
+    return Transformers(model, options.threads)
+
+
+def works_of(
+    prompts: Sequence[Prompt], prompt_ids: Sequence[tuple[int, ...]], options: argparse.Namespace
+) -> list[Work]:
+    """As many prompts at once as asked for; what is left over at the end is left out."""
+    starts = range(0, len(prompts) - options.batch + 1, options.batch)
+    ends = [(start, start + options.batch) for start in starts]
+    return [Work(tuple(prompts[a:b]), tuple(prompt_ids[a:b]), *options.tokens) for a, b in ends]
 
 
 def present(makers: dict[str, Callable[[], Peer]], tell: Callable[[str], None]) -> list[Peer]:
@@ -120,27 +149,37 @@ def present(makers: dict[str, Callable[[], Peer]], tell: Callable[[str], None]) 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, compare, report; the exit status."""
     options = _parser().parse_args(arguments)
+    try:
+        rates, ours = run(options)
+    except SSDError as error:
+        _tell(f"bench_peers: {error}")
+        return 1
+    sys.stdout.write(table(rates, ours) + "\n")
+    if options.json is not None:
+        _write(options, rates, ours)
+    return 0
+
+
+def run(options: argparse.Namespace) -> tuple[Rates, list[str]]:
+    """Everybody's rates, and which of them are ours. Raises `SSDError`."""
     named = [f"engine.model={options.gguf}"] if options.gguf else []
     overrides = [*named, *options.set]
     model = load_settings(None, overrides).settings.engine.model
-    sets = [part for override in overrides for part in ("--set", override)]
     prompts = load_prompts(options.prompts)
+    if len(prompts) < options.batch:
+        raise SSDError(f"--batch {options.batch}: there are only {len(prompts)} prompts")
+    makers = {
+        "transformers": lambda: transformers(options, model),
+        "llama.cpp": lambda: llama(options, model),
+    }
+    sets = [part for override in overrides for part in ("--set", override)]
     with ExitStack() as stack:
-        ours = [Ours(mode, sets) for mode in options.modes.split(",")]
-        makers = {
-            "transformers": lambda: Transformers(model, options.threads),
-            "llama.cpp": lambda: llama(options, model),
-        }
-        peers = [stack.enter_context(closing(peer)) for peer in [*ours, *present(makers, _tell)]]
-        works = [Work(prompt, ours[0].prompt_ids(prompt), *options.tokens) for prompt in prompts]
-        for peer in peers:  # the first answer of an engine allocates and compiles
-            peer.rate(Work(works[0].prompt, works[0].prompt_ids, 1, 9))
-        rates = measure(peers, works, _tell)
-    names = [one.name for one in ours]
-    sys.stdout.write(table(rates, names) + "\n")
-    if options.json is not None:
-        _write(options, rates, names)
-    return 0
+        ours = [stack.enter_context(closing(Ours(mode, sets))) for mode in options.modes.split(",")]
+        others = [stack.enter_context(closing(peer)) for peer in present(makers, _tell)]
+        works = works_of(prompts, [ours[0].prompt_ids(prompt) for prompt in prompts], options)
+        for peer in [*ours, *others]:  # the first answer of an engine allocates and compiles
+            peer.rate(replace(works[0], short=1, long=9))
+        return measure([*ours, *others], works, _tell), [one.name for one in ours]
 
 
 def _write(options: argparse.Namespace, rates: Rates, ours: Sequence[str]) -> None:
@@ -161,6 +200,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--llama-bench", type=Path, metavar="PATH", help="llama.cpp's own tool")
     parser.add_argument("--prompts", nargs="+", default=[str(SHIPPED)], metavar="FILE[:N]")
+    parser.add_argument("--llama-batched-bench", type=Path, metavar="PATH", help="the same, for --batch")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="prompts answered at once")
     parser.add_argument("--modes", default="hybrid", help="ours, separated by commas")
     parser.add_argument("--tokens", nargs=2, type=int, default=[16, 272], metavar=("SHORT", "LONG"))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")

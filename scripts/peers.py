@@ -1,4 +1,7 @@
-"""Who takes part in a comparison: ours, transformers, llama.cpp. Each answers one prompt at a time."""
+"""Who takes part in a comparison: ours, transformers, llama.cpp.
+
+Ours and `llama-batched-bench` answer several prompts at once; the others one at a time.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,24 @@ class MissingPeerError(SSDError):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One prompt, by its ids, and the two numbers of new tokens between which the rate is a slope."""
+    """Prompts that are answered at once, and the two numbers of new tokens between which a rate is a slope.
 
-    prompt: Prompt
-    prompt_ids: tuple[int, ...]
+    prompt_ids: each prompt as the model reads it.
+    """
+
+    prompts: tuple[Prompt, ...]
+    prompt_ids: tuple[tuple[int, ...], ...]
     short: int
     long: int
+
+    @property
+    def depth(self) -> int:
+        """Tokens that stand before those which are counted; the mean over the prompts."""
+        return sum(map(len, self.prompt_ids)) // len(self.prompt_ids) + self.short
+
+    def slope(self, seconds: Callable[[int], float]) -> float:
+        """Tokens a second over all prompts; `seconds(count)` is the time for `count` new tokens each."""
+        return len(self.prompts) * (self.long - self.short) / (seconds(self.long) - seconds(self.short))
 
 
 class Peer(Protocol):
@@ -40,11 +55,6 @@ class Peer(Protocol):
     def name(self) -> str: ...
     def rate(self, work: Work) -> float: ...
     def close(self) -> None: ...
-
-
-def slope(seconds: Callable[[int], float], short: int, long: int) -> float:
-    """Tokens a second between the `short`-th and the `long`-th new token."""
-    return (long - short) / (seconds(long) - seconds(short))
 
 
 class Ours:
@@ -62,11 +72,12 @@ class Ours:
 
     def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """The ids of a prompt in the model's chat template; they are what every peer reads."""
-        return tuple(self._answer(prompt, 1)["prompt_token_ids"])
+        self._ask(prompt, 1)
+        return tuple(self._answer(prompt)["prompt_token_ids"])
 
     def rate(self, work: Work) -> float:
-        """See `slope`."""
-        return slope(lambda count: self._seconds(work.prompt, count), work.short, work.long)
+        """See `Work.slope`."""
+        return work.slope(lambda count: self._seconds(work.prompts, count))
 
     def close(self) -> None:
         """End the input, and with it the pipe."""
@@ -74,17 +85,22 @@ class Ours:
             _stream(stream).close()
         self._process.wait()
 
-    def _seconds(self, prompt: Prompt, count: int) -> float:
+    def _seconds(self, prompts: Sequence[Prompt], count: int) -> float:
         started = self._clock()
-        answer = self._answer(prompt, count)
+        for prompt in prompts:
+            self._ask(prompt, count)
+        lengths = {len(self._answer(prompt)["token_ids"]) for prompt in prompts}
         seconds = self._clock() - started
-        if len(answer["token_ids"]) != count:
-            raise SSDError(f"{self.name}: got {len(answer['token_ids'])} tokens, expected {count}")
+        if lengths != {count}:
+            raise SSDError(f"{self.name}: got answers of {sorted(lengths)} tokens, expected {count}")
         return seconds
 
-    def _answer(self, prompt: Prompt, count: int) -> dict[str, Any]:
+    def _ask(self, prompt: Prompt, count: int) -> None:
         request = {"prompt": prompt.text, "raw": prompt.raw, "max_tokens": count, "ignore_eos": True}
         _stream(self._process.stdin).write(json.dumps(request | {"temperature": 0}) + "\n")
+
+    def _answer(self, prompt: Prompt) -> dict[str, Any]:
+        """The next answer; they come in the order of the questions."""
         line = _stream(self._process.stdout).readline()
         answer: dict[str, Any] = json.loads(line) if line else {"error": "it ended; see stderr"}
         if "error" in answer:
@@ -107,8 +123,9 @@ class Transformers:
         self._clock = clock
 
     def rate(self, work: Work) -> float:
-        """See `slope`."""
-        return slope(lambda count: self._seconds(work.prompt_ids, count), work.short, work.long)
+        """See `Work.slope`; one prompt."""
+        (prompt_ids,) = work.prompt_ids
+        return work.slope(lambda count: self._seconds(prompt_ids, count))
 
     def close(self) -> None:
         """Nothing to end."""
@@ -135,8 +152,9 @@ class LlamaCppPython:
         self._clock = clock
 
     def rate(self, work: Work) -> float:
-        """See `slope`."""
-        return slope(lambda count: self._seconds(work.prompt_ids, count), work.short, work.long)
+        """See `Work.slope`; one prompt."""
+        (prompt_ids,) = work.prompt_ids
+        return work.slope(lambda count: self._seconds(prompt_ids, count))
 
     def close(self) -> None:
         """Give the model back."""
@@ -152,7 +170,10 @@ class LlamaCppPython:
 
 
 class LlamaBench:
-    """llama.cpp's `llama-bench`: as many tokens, after as many tokens of context, by its own clock."""
+    """llama.cpp's `llama-bench`: as many tokens, after as many tokens of context, by its own clock.
+
+    It counts no sampling, so it is somewhat faster than anything that picks its tokens.
+    """
 
     name = "llama.cpp (llama-bench)"
 
@@ -164,18 +185,50 @@ class LlamaBench:
 
     def rate(self, work: Work) -> float:
         """Tokens a second, as the tool says. Raises `SSDError` where it fails."""
-        depth = len(work.prompt_ids) + work.short
-        command = [*self._command, "-n", str(work.long - work.short), "-d", str(depth)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        try:
-            return float(json.loads(done.stdout)[-1]["avg_ts"])
-        except (ValueError, LookupError, TypeError) as error:
-            raise SSDError(
-                f"{' '.join(command)}: status {done.returncode}, {error!r}; it said: {done.stderr[-500:]}"
-            ) from error
+        command = [*self._command, "-n", str(work.long - work.short), "-d", str(work.depth)]
+        return _reported(command, lambda text: json.loads(text)[-1]["avg_ts"])
 
     def close(self) -> None:
         """Nothing to end: each run is a process of its own."""
+
+
+class LlamaBatchedBench:
+    """llama.cpp's `llama-batched-bench`: as many rows at once, over all of them, by its own clock."""
+
+    name = "llama.cpp (llama-batched-bench)"
+
+    def __init__(self, tool: Path, gguf: Path, threads: int) -> None:
+        """Raises `MissingPeerError` where the tool is not there."""
+        if not tool.is_file():
+            raise MissingPeerError(f"no such file: {tool}")
+        self._command = [str(tool), "-m", str(gguf), "-t", str(threads), "--output-format", "jsonl"]
+
+    def rate(self, work: Work) -> float:
+        """Tokens a second, as the tool says. Raises `SSDError` where it fails."""
+        rows, tokens = len(work.prompts), work.long - work.short
+        sizes = {"-npl": rows, "-npp": work.depth, "-ntg": tokens, "-c": rows * (work.depth + tokens)}
+        command = [*self._command, *(str(part) for pair in sizes.items() for part in pair)]
+        return _reported(command, _batched_rate)
+
+    def close(self) -> None:
+        """Nothing to end: each run is a process of its own."""
+
+
+def _batched_rate(text: str) -> float:
+    """From the last line that is an object: the tool may write others around it."""
+    objects = [line for line in text.splitlines() if line.startswith("{")]
+    return float(json.loads(objects[-1])["speed_tg"])
+
+
+def _reported(command: Sequence[str], read: Callable[[str], Any]) -> float:
+    """The rate that a tool reports on stdout. Raises `SSDError` with what it said where there is none."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        return float(read(done.stdout))
+    except (ValueError, LookupError, TypeError) as error:
+        raise SSDError(
+            f"{' '.join(command)}: status {done.returncode}, {error!r}; it said: {done.stderr[-500:]}"
+        ) from error
 
 
 def _stream(stream: IO[str] | None) -> IO[str]:

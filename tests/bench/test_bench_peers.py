@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from scripts.bench_peers import Rates, measure, present, ratio, table
-from scripts.peers import LlamaBench, LlamaCppPython, MissingPeerError, Ours, Work, slope
+from scripts.bench_peers import Rates, llama, measure, present, ratio, table, transformers, works_of
+from scripts.peers import LlamaBatchedBench, LlamaBench, LlamaCppPython, MissingPeerError, Ours, Work
 from ssd_runtime.bench.prompts import Prompt
 from ssd_runtime.errors import SSDError
 
-WORKS = [Work(Prompt(str(i), "why?"), tuple(range(i)), 16, 272) for i in range(4)]
+WORKS = [Work((Prompt(str(i), "why?"),), (tuple(range(i)),), 16, 272) for i in range(4)]
+PAIR = Work((Prompt("a", "why?"), Prompt("b", "why?")), ((1,) * 10, (1,) * 20), 16, 272)
 PIPE = """
 import json, sys
 for line in sys.stdin:
@@ -28,6 +32,29 @@ if options["-m"] == "none.gguf":
     sys.exit("no such model")
 print(json.dumps([{{"avg_ts": int(options["-n"]) + int(options["-d"]) / 1000}}]))
 """
+BATCHED_TOOL = """#!{python}
+import json, sys
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+assert options["--output-format"] == "jsonl"
+sizes = {{name: int(options[name]) for name in ("-npl", "-npp", "-ntg", "-c")}}
+print("llama_model_loader: loaded")
+print(json.dumps({{"speed_tg": sizes["-npl"] * 10 + (sizes["-c"] == 2 * (31 + 256))}}))
+print("llama_perf: done")
+"""
+LLAMA_CPP = """
+class Llama:
+    def __init__(self, path, **options):
+        self.made, self.resets = 0, 0
+    def reset(self):
+        self.resets += 1
+    def close(self):
+        self.closed = True
+    def generate(self, token_ids, temp):
+        assert token_ids == [0, 1] and temp == 0.0
+        while True:
+            self.made += 1
+            yield 7
+"""
 
 
 class Known:
@@ -40,14 +67,29 @@ class Known:
 
     def rate(self, work: Work) -> float:
         self._journal.append(self.name)
-        return self._factor * (10 + len(work.prompt_ids))
+        return self._factor * (10 + len(work.prompt_ids[0]))
 
     def close(self) -> None: ...
 
 
 def test_a_rate_is_a_slope_so_that_what_comes_before_decoding_does_not_count() -> None:
     """Five seconds of prefill, then 50 tokens a second."""
-    assert slope(lambda count: 5.0 + count / 50, 16, 272) == pytest.approx(50.0)
+    assert WORKS[0].slope(lambda count: 5.0 + count / 50) == pytest.approx(50.0)
+
+
+def test_the_rate_of_prompts_that_are_answered_at_once_is_that_of_all_together() -> None:
+    """Two prompts, 50 tokens a second each; what stands before is the mean prompt and the first tokens."""
+    assert PAIR.slope(lambda count: 5.0 + count / 50) == pytest.approx(100.0)
+    assert PAIR.depth == 15 + 16
+
+
+def test_prompts_are_grouped_and_what_is_left_over_is_left_out() -> None:
+    """A batch that is not full would be another measurement."""
+    prompts = [Prompt(str(i), "why?") for i in range(5)]
+    options = Namespace(batch=2, tokens=[16, 272])
+    works = works_of(prompts, [(i,) for i in range(5)], options)
+    assert [[prompt.id for prompt in work.prompts] for work in works] == [["0", "1"], ["2", "3"]]
+    assert works[1].prompt_ids == ((2,), (3,))
 
 
 def test_peers_take_turns_and_every_other_prompt_runs_backwards() -> None:
@@ -113,6 +155,39 @@ def test_llama_bench_is_run_for_as_many_tokens_after_as_many(tmp_path: Path) -> 
         LlamaBench(tool, Path("none.gguf"), 2).rate(WORKS[3])
 
 
+def test_llama_batched_bench_is_run_for_as_many_rows(tmp_path: Path) -> None:
+    """With room for all of them; the lines around its own are passed over."""
+    tool = tmp_path / "llama-batched-bench"
+    tool.write_text(BATCHED_TOOL.format(python=sys.executable), encoding="utf-8")
+    tool.chmod(0o755)
+    assert LlamaBatchedBench(tool, Path("m.gguf"), 2).rate(PAIR) == 21.0
+
+
+def test_llama_cpp_makes_exactly_the_tokens_that_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From an empty cache each time, so that the prompt is read by both runs of a slope."""
+    module = ModuleType("llama_cpp")
+    exec(LLAMA_CPP, vars(module))
+    monkeypatch.setitem(sys.modules, "llama_cpp", module)
+    times = iter([0.0, 6.0, 10.0, 12.0])
+    peer = LlamaCppPython(Path("m.gguf"), 2, clock=lambda: next(times))
+    assert peer.rate(WORKS[2]) == 256 / (6.0 - 2.0)
+    assert (peer._llama.made, peer._llama.resets) == (272 + 16, 2)
+    peer.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(transformers, "one prompt at a time only"), (llama, "several prompts at once need --llama-batched")],
+)
+def test_peers_that_answer_one_at_a_time_are_no_measure_of_a_batch(
+    make: Callable[[Namespace, str], object], message: str
+) -> None:
+    """They are skipped, with the reason."""
+    options = Namespace(batch=8, gguf=Path("m.gguf"), llama_batched_bench=None, threads=2)
+    with pytest.raises(MissingPeerError, match=message):
+        make(options, "m.gguf")
+
+
 class TestOurs:
     def ours(self) -> Ours:
         times = iter(range(1000))
@@ -126,13 +201,19 @@ class TestOurs:
         assert ours.rate(WORKS[0]) == 256 / (1 - 5)
         ours.close()
 
+    def test_several_prompts_are_written_before_the_first_answer_is_read(self) -> None:
+        """So that the engine has them all at once; the time is that of the last."""
+        ours = self.ours()
+        assert ours.rate(PAIR) == 2 * 256 / (1 - 5)
+        ours.close()
+
     @pytest.mark.parametrize(
         ("text", "message"),
-        [("wrong", "ours, ssd, prompt 'a': .*no"), ("short", "got 271 tokens, expected 272")],
+        [("wrong", "ours, ssd, prompt 'a': .*no"), ("short", r"got answers of \[271\] tokens, expected 272")],
     )
     def test_an_answer_that_is_none_is_an_error(self, text: str, message: str) -> None:
         """Its time would be worth nothing."""
         ours = self.ours()
         with pytest.raises(SSDError, match=message):
-            ours.rate(Work(Prompt("a", text), (), 16, 272))
+            ours.rate(Work((Prompt("a", text),), ((),), 16, 272))
         ours.close()
