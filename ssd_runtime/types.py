@@ -29,6 +29,26 @@ class Mode(StrEnum):
     HYBRID = "hybrid"
 
 
+class StructureKind(StrEnum):
+    """How structured output is described."""
+
+    JSON = "json"
+    REGEX = "regex"
+    LARK = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """What the whole answer must be. text: a JSON schema, a regular expression, or a grammar in Lark's words.
+
+    param: the field of the request that said so.
+    """
+
+    kind: StructureKind
+    text: str
+    param: str = "structured_outputs"
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """One token's natural log probability, and the likeliest tokens in its place, best first.
@@ -61,6 +81,7 @@ class SamplingParams:
     alternatives are reported beside each token of the answer or the prompt; None reports nothing.
     echo: the text of the answer begins with the prompt. n: how many answers. include_stop_str_in_output:
     the text ends with the stop string, or with the text of the stop token, instead of before it.
+    structured_outputs: what the whole answer must be.
     """
 
     temperature: float = 1.0
@@ -84,6 +105,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     echo: bool = False
     n: int = 1
+    structured_outputs: StructuredOutput | None = None
     include_stop_str_in_output: bool = False
 
 

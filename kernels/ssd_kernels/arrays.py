@@ -87,3 +87,14 @@ def clamp_below(array: Array, floor: float) -> Array:
 def library_log(array: Array) -> Array:
     """The library's own logarithm: quick, but with last bits that nothing may rest on."""
     return array.log() if isinstance(array, Tensor) else np.log(array)
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy in memory of its own."""
+    array = native(tensor)
+    return array.clone() if isinstance(array, Tensor) else as_tensor(array.copy())
+
+
+def library_exp(array: Array) -> Array:
+    """The library's own exponential; as `library_log`."""
+    return array.exp() if isinstance(array, Tensor) else np.exp(array)

@@ -84,6 +84,7 @@ def _checked(params: SamplingParams) -> SamplingParams:
     """Parameters made by hand keep the same rules as those that came as JSON."""
     given = {field.name: getattr(params, field.name) for field in fields(params)}
     given["logit_bias"] = dict(params.logit_bias)
+    given["structured_outputs"] = None  # checked when it is compiled
     lists = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
     return parse_params({name: value for name, value in lists.items() if value not in (None, [])}, params)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ssd_runtime.errors import RequestError
 from ssd_runtime.messages import Rules
+from ssd_runtime.models.grammars import compiled
 from ssd_runtime.models.tokenizer import Tokenizer
 from ssd_runtime.types import SamplingParams
 
@@ -22,6 +23,7 @@ def rules_of(
     check_ids("banned_token_ids", params.banned_token_ids, vocab_size)
     if params.min_tokens:
         check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    structure = params.structured_outputs
     rules = Rules(
         num_prompt,
         logit_bias=params.logit_bias,
@@ -32,6 +34,7 @@ def rules_of(
         min_tokens=params.min_tokens,
         end_ids=end_ids if params.min_tokens else frozenset(),
         allowed_token_ids=params.allowed_token_ids,
+        grammar=compiled(structure, tokenizer, vocab_size) if structure else None,
         banned_token_ids=params.banned_token_ids,
     )
     return None if _say_nothing(rules) else rules

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from ssd_kernels.arrays import copied
 from ssd_runtime.messages import Reading, Report, RowFailure, RowResult, Verdict, VerifyRow
 from ssd_runtime.sampling.following import Followers, RuleError
 from ssd_runtime.sampling.logprobs import drawn_from, entry, own, prompt_entries
@@ -34,11 +35,11 @@ class Judge:
         try:
             return self._verdict(row, logits[len(logits) - len(row.drafts) - 1 :], reading)
         except RuleError as error:
-            return RowFailure(f"a warper of this request failed: {error}", by_request=True)
+            return RowFailure(f"a rule of this request failed: {error}", by_request=True)
 
     def _verdict(self, row: VerifyRow, logits: Tensor, reading: Reading | None) -> Verdict | RowFailure:
         report = row.draw.report
-        kept = logits if report is None else logits.clone()  # the sampler may overwrite what it gets
+        kept = logits if report is None else copied(logits)  # the sampler may overwrite what it gets
         verdict = verify(row.drafts, self._tokens(row, logits))
         if verdict.bonus < 0:
             return failure(row, verdict.accepted, kept)

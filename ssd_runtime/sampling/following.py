@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from ssd_kernels.arrays import copied
 from ssd_runtime.messages import Rules
 from ssd_runtime.sampling.processors import BAN, processors
 from ssd_runtime.sampling.warp import is_usable
@@ -56,8 +57,9 @@ class Follower:
         if not is_usable(logits):
             return logits
         width = logits.numel()
-        row = torch.full((self._vocab_size,), BAN, device=logits.device)
-        row[:width] = logits
+        row = copied(logits)
+        if width < self._vocab_size:
+            row = torch.cat((row, torch.full((self._vocab_size - width,), BAN, device=row.device)))
         for processor in self._processors:
             row = processor.apply(row)
         return row[:width]

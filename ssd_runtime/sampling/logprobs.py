@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ssd_kernels.arrays import native
+from ssd_kernels.arrays import as_tensor, library_exp, native
 from ssd_runtime.messages import Draw
 from ssd_runtime.sampling.warp import Support, everything, largest, scaled, support
 from ssd_runtime.types import TokenLogprob
@@ -53,7 +53,8 @@ def _logprob(kept: Support, token: int) -> float:
 
 def _normalized(kept: Support) -> Support:
     """The scores less the logarithm of the sum of their exponentials, summed in float64."""
-    scores = kept.scores - kept.scores.max()
-    exponentials = native(scores.exp())
+    scores = native(kept.scores)
+    scores = scores - scores.max()
+    exponentials = library_exp(scores)
     kind = torch.float64 if isinstance(exponentials, Tensor) else "float64"
-    return Support(kept.token_ids, scores - math.log(float(exponentials.sum(dtype=kind))))
+    return Support(kept.token_ids, as_tensor(scores - math.log(float(exponentials.sum(dtype=kind)))))

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ssd_kernels.arrays import native
 from ssd_runtime.messages import Rules
 
 BAN = -torch.inf
@@ -163,15 +164,13 @@ class MinTokens(Stateless):
 class Allowed(Stateless):
     """Bans everything but some tokens."""
 
-    def __init__(self, token_ids: Sequence[int]) -> None:
-        self._ids = torch.tensor(token_ids)
+    def __init__(self, token_ids: Sequence[int], vocab_size: int) -> None:
+        self._banned = np.ones(vocab_size, dtype=bool)
+        self._banned[list(token_ids)] = False
 
     def apply(self, logits: Tensor) -> Tensor:
         """See `Processor`."""
-        ids = self._ids.to(logits.device)
-        kept = torch.full_like(logits, BAN)
-        kept[ids] = logits[ids]
-        return kept
+        return ban(logits, self._banned)
 
 
 class Banned(Stateless):
@@ -184,6 +183,12 @@ class Banned(Stateless):
         """See `Processor`."""
         logits[self._ids.to(logits.device)] = BAN
         return logits
+
+
+def ban(logits: Tensor, banned: np.ndarray) -> Tensor:
+    """`logits` `[V]`, changed in place where the mask `banned` `[V]` is true."""
+    native(logits)[native(torch.from_numpy(banned).to(logits.device))] = BAN
+    return logits
 
 
 def processors(rules: Rules, vocab_size: int) -> list[Processor]:
@@ -200,7 +205,7 @@ def processors(rules: Rules, vocab_size: int) -> list[Processor]:
     if rules.min_tokens and rules.end_ids:
         made.append(MinTokens(rules.num_prompt + rules.min_tokens, sorted(rules.end_ids)))
     if rules.allowed_token_ids is not None:
-        made.append(Allowed(rules.allowed_token_ids))
+        made.append(Allowed(rules.allowed_token_ids, vocab_size))
     if rules.grammar is not None:
         made.append(rules.grammar())
     if rules.banned_token_ids:

@@ -23,11 +23,9 @@ SHOWN_CHARACTERS = 60
 # fmt: off
 NOT_BUILT = frozenset((
     "audio", "beam_width", "best_of", "chat_template", "chat_template_kwargs", "continue_final_message",
-    "detokenize", "function_call", "functions", "guided_choice", "guided_grammar", "guided_json",
-    "guided_regex", "length_penalty", "logits_processors",
-    "modalities", "parallel_tool_calls", "prediction", "priority",
-    "reasoning_effort", "response_format", "skip_special_tokens", "spaces_between_special_tokens",
-    "structured_outputs", "suffix", "tool_choice", "tools", "truncate_prompt_tokens",
+    "detokenize", "function_call", "functions", "length_penalty", "logits_processors", "modalities",
+    "parallel_tool_calls", "prediction", "priority", "reasoning_effort", "skip_special_tokens",
+    "spaces_between_special_tokens", "suffix", "tool_choice", "tools", "truncate_prompt_tokens",
     "use_beam_search",
 ))
 # fmt: on

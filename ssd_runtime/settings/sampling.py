@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from ssd_runtime.errors import RequestError
-from ssd_runtime.types import SamplingParams
+from ssd_runtime.settings.structured import FORMATS, of_guided, of_response_format, of_structured_outputs
+from ssd_runtime.types import SamplingParams, StructuredOutput
 
 SEED_RANGE = 2**64
 MAX_STOPS = 16
@@ -52,6 +53,14 @@ TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[
     dict[TokenId, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]], BeforeValidator(_token_keys)
 ]
+STRUCTURES = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
 _AT_LEAST_ONE = "at least 1; 0 only with echo or prompt_logprobs"
 _TOKENS = "token ids, which are integers of at least 0"
 
@@ -99,6 +108,14 @@ class Sampling(Part):
     echo: bool | None = Field(None, description="true or false")
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")
     include_stop_str_in_output: bool | None = Field(None, description="true or false")
+    response_format: dict[str, Any] | None = Field(None, description=FORMATS)
+    structured_outputs: dict[str, Any] | None = Field(
+        None, description="a mapping with one of json, json_object, regex, choice and grammar"
+    )
+    guided_json: dict[str, Any] | str | None = Field(None, description="a JSON schema")
+    guided_regex: str | None = Field(None, description="a regular expression")
+    guided_choice: list[str] | None = Field(None, description="a list of texts")
+    guided_grammar: str | None = Field(None, description="a grammar in Lark's notation")
 
     def applied_to(self, defaults: SamplingParams) -> SamplingParams:
         """`defaults` with everything that was given put over it."""
@@ -115,8 +132,22 @@ class Sampling(Part):
             given["seed"] = self.seed % SEED_RANGE
         if self.logit_bias is not None:
             given["logit_bias"] = tuple(self.logit_bias.items())
+        given |= self._structure()
         given["logprobs"] = self._alternatives(defaults.logprobs)
         return _checked(replace(defaults, **given))
+
+    def _structure(self) -> dict[str, StructuredOutput | None]:
+        given = [name for name in STRUCTURES if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise RequestError(f"{given[1]}: got it beside {given[0]}, expected one of them", given[1])
+        for name in given:
+            value = getattr(self, name)
+            if name == "response_format":
+                return {"structured_outputs": of_response_format(value)}
+            if name == "structured_outputs":
+                return {"structured_outputs": of_structured_outputs(value)}
+            return {"structured_outputs": of_guided(name.removeprefix("guided_"), value, name)}
+        return {}
 
     def _alternatives(self, default: int | None) -> int | None:
         """OpenAI says `logprobs: true` and `top_logprobs: 2` in chats, and `logprobs: 2` elsewhere."""
@@ -144,4 +175,9 @@ def _checked(params: SamplingParams) -> SamplingParams:
     """Raise where parameters contradict each other."""
     if params.max_tokens == 0 and not params.echo and params.prompt_logprobs is None:
         raise RequestError(f"max_tokens: got 0, expected an integer, {_AT_LEAST_ONE}", "max_tokens")
+    if params.structured_outputs and params.ignore_eos:
+        raise RequestError(
+            f"ignore_eos: got true beside {params.structured_outputs.param}, whose end is an end token",
+            "ignore_eos",
+        )
     return params

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from ssd_kernels.arrays import copied, native
 from ssd_runtime.clock import Clock
 from ssd_runtime.hooks.kinds import Sampler
 from ssd_runtime.memory.blocks import OutOfBlocks
@@ -150,13 +150,14 @@ class DraftWorker:
         """The logits as each request's own rules leave them."""
         if all(line.draw.rules is None for line in lines):
             return logits
-        ruled, index = list(logits), 0
+        ruled, index = copied(logits), 0
         for line, feed in zip(lines, feeds, strict=True):
             if line.draw.rules is not None:
                 for i, guessed in enumerate(line.guessed(feed.num_logits), index):
-                    ruled[i] = self._followers.guess(line.draw.rules, logits[i], line.settled, guessed)
+                    row = self._followers.guess(line.draw.rules, logits[i], line.settled, guessed)
+                    native(ruled)[i] = native(row)
             index += feed.num_logits
-        return torch.stack(ruled) if ruled else logits
+        return ruled
 
 
 def _pick(step: DraftStep) -> Pick:
