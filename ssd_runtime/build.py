@@ -24,7 +24,7 @@ from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.target import TargetWorker
 from ssd_runtime.hooks.manager import PluginManager
 from ssd_runtime.hooks.registry import Registries
-from ssd_runtime.inventory import KV_DTYPES, check_parts, places
+from ssd_runtime.inventory import KV_DTYPES, check_parts, log_kernels, places
 from ssd_runtime.memory.blocks import BlockManager
 from ssd_runtime.settings.load import Loaded
 from ssd_runtime.speculation.budget import BudgetChooser
@@ -124,6 +124,7 @@ def build(
     for plugin in plugins:
         manager.register(plugin, getattr(plugin, "__name__", type(plugin).__name__))
     check_parts(loaded, manager.registries)
+    log_kernels()
     return _Builder(loaded, manager.registries, load_model, progress, trace).parts()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import structlog
+
+from ssd_kernels.cpu.library import choice
 from ssd_runtime.device.placement import Places, check_place, place
 from ssd_runtime.drafts import NO_DRAFT, SELF
 from ssd_runtime.errors import ConfigError, ModelError, NotAvailableError
@@ -11,6 +14,8 @@ from ssd_runtime.settings.load import Loaded
 from ssd_runtime.settings.show import flow
 from ssd_runtime.speculation.fallback import DraftSource, ShadowSource
 
+log = structlog.get_logger(__name__)
+
 KV_DTYPES = {"float32": "float32", "fp16": "float16"}
 """Number formats of the KV cache, and torch's names of them."""
 
@@ -18,7 +23,8 @@ KV_DTYPES = {"float32": "float32", "fp16": "float16"}
 def check_parts(loaded: Loaded, registries: Registries) -> None:
     """Raise `NotAvailableError` for each name in the settings that nothing here provides.
 
-    Raises `ConfigError` for devices that are not there and for a cache policy's wrong options.
+    Raises `ConfigError` for devices and CPU kernels that are not there, and for a cache policy's wrong
+    options.
     """
     proposers = registries.proposers.names()
     drafts = (SELF, NO_DRAFT, *proposers, *registries.draft_models.names())
@@ -39,6 +45,7 @@ def check_parts(loaded: Loaded, registries: Registries) -> None:
     )
     _check_quantization(loaded)
     _check_policy(loaded, registries)
+    _check_kernels()
     places(loaded)
 
 
@@ -56,6 +63,14 @@ def places(loaded: Loaded) -> Places:
         except ConfigError as error:
             raise ConfigError(f"{loaded.where(f'placement.{role}')}: {error}") from error
     return place(str(placement.target), str(placement.draft), loaded.settings.scheduler.policy)
+
+
+def log_kernels() -> None:
+    """Say which code runs passes on the CPU; not on the stdout of a program that set up no log."""
+    kernels = choice()
+    because = {"reason": kernels.reason} if kernels.reason else {}
+    if structlog.is_configured():
+        log.info("decoder", cpu_kernels=kernels.name, **because)
 
 
 def is_model(name: str) -> bool:
@@ -76,6 +91,12 @@ def _check_quantization(loaded: Loaded) -> None:
             f"{loaded.where('engine.quantization')}: two formats ({chosen.small}, {chosen.large}) "
             "switched by batch size are not available; available: one format for every batch"
         )
+
+
+def _check_kernels() -> None:
+    kernels = choice()
+    if kernels.is_wrong:
+        raise ConfigError(kernels.reason)
 
 
 def _check_policy(loaded: Loaded, registries: Registries) -> None:

@@ -42,6 +42,7 @@ def check(config: ConfigOption = None, overrides: SetOption = None, mode: ModeOp
         ("plugins", ", ".join(manager.names())),
         *_rows(loaded.settings, manager.registries),
         ("placement", _placement(places(loaded))),
+        ("cpu kernels", _kernels()),
     ]
     for name, text in rows:
         typer.echo(f"{name:14} {text}")
@@ -101,6 +102,13 @@ def _weights(quantization: str) -> str:
 def _placement(places: Places) -> str:
     target = _lane(places.target_device, places.target)
     return f"target on {target}, draft on {_lane(places.draft_device, places.draft)}"
+
+
+def _kernels() -> str:
+    from ssd_kernels.cpu.library import choice
+
+    kernels = choice()
+    return f"{kernels.name}: {kernels.reason}" if kernels.reason else kernels.name
 
 
 def _lane(device: str, cores: frozenset[int]) -> str:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import InitSettingsSource
 
 from ssd_runtime.errors import ConfigError
-from ssd_runtime.settings.messages import PREFIX, describe
+from ssd_runtime.settings.messages import NOT_SETTINGS, PREFIX, describe
 from ssd_runtime.settings.schema import Settings
 from ssd_runtime.settings.yaml_positions import Document, read
 
@@ -108,7 +108,7 @@ class _CommandLine(_Source):
 class _Environment(_Source):
     def given(self, origin: Mapping[str, str]) -> Iterator[Given]:
         for name, text in sorted(origin.items()):
-            if name.startswith(PREFIX):
+            if name.startswith(PREFIX) and name not in NOT_SETTINGS:
                 key = name.removeprefix(PREFIX).lower().replace("__", ".")
                 yield _canonical(key), _value(text), name
 

@@ -15,6 +15,8 @@ from pydantic.fields import FieldInfo
 from ssd_runtime.settings.schema import Settings
 
 PREFIX = "SSD_"
+NOT_SETTINGS = frozenset({"SSD_CPU_KERNELS"})
+"""Variables that begin like settings and are read elsewhere: this one by `ssd_kernels.cpu.library`."""
 """How the names of our environment variables begin."""
 _KINDS = {
     int: "an integer",

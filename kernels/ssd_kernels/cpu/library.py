@@ -2,6 +2,7 @@
 
 The environment variable `SSD_CPU_KERNELS` chooses an instruction set by name (`portable`, `avx2`, `avx512`,
 `neon`), or `torch` for none: the decoder then runs on PyTorch. Left out, the best that fits is taken.
+A folder before the name has other libraries than the installed ones: `build/asan/avx2`, `build/asan/`.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import ctypes
 import os
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "lib"
 VARIABLE = "SSD_CPU_KERNELS"
 TORCH = "torch"
-PORTABLE = "portable"
+_LADDER = ("portable", "avx2", "avx512")
+"""What runs one of these runs those before it."""
 SKIPPED = -2
 """The draw of a token for which none was asked, or before which a draft was refused."""
 
@@ -82,24 +85,63 @@ class DrawOfRow(Structure):
     ]  # fmt: skip
 
 
-def chosen_isa() -> str | None:
-    """The instruction set to use, or None for PyTorch: by `SSD_CPU_KERNELS`, or the best that is there."""
-    asked = os.environ.get(VARIABLE) or None
-    if asked == TORCH:
-        return None
-    if asked is not None:
-        return asked if _file(asked).is_file() else None
-    probe = next((isa for isa in (PORTABLE, "neon") if _file(isa).is_file()), None)
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The library that serves, or None and why there is none. is_wrong: something else was asked for."""
+
+    library: Path | None
+    reason: str = ""
+    is_wrong: bool = False
+
+    @property
+    def name(self) -> str:
+        """The instruction set, or `torch`."""
+        return self.library.stem.removeprefix("libssd_") if self.library else TORCH
+
+
+def choice() -> Choice:
+    """What `SSD_CPU_KERNELS` and this machine come to."""
+    folder, name = _asked()
+    if name == TORCH:
+        return Choice(None, f"{VARIABLE} says so")
+    try:
+        usable = usable_libraries(folder)
+    except OSError as error:
+        return Choice(None, f"the native library cannot be loaded: {error}", is_wrong=bool(name))
+    if not name:
+        best = list(usable.values())[-1:]
+        return Choice(best[0]) if best else Choice(None, f"no native library was built in {folder}")
+    if name in usable:
+        return Choice(usable[name])
+    there = ", ".join([*usable, TORCH])
+    return Choice(None, f"{VARIABLE}: {name!r} is not there or does not run here; there is: {there}", True)
+
+
+def usable_libraries(folder: Path) -> dict[str, Path]:
+    """The libraries in `folder` that this machine runs, by instruction set, the best one last."""
+    files = {isa: file for isa in (*_LADDER, "neon") if (file := folder / f"libssd_{isa}.so").is_file()}
+    probe = files.get(_LADDER[0]) or files.get("neon")
     if probe is None:
-        return None
-    best: str = open_library(probe).ssd_best_isa().decode()
-    return best if _file(best).is_file() else probe
+        return {}
+    best = open_library(probe).ssd_best_isa().decode()
+    fit = _LADDER[: _LADDER.index(best) + 1] if best in _LADDER else (best,)
+    return {isa: files[isa] for isa in fit if isa in files}
+
+
+def library_folder() -> Path:
+    """Where the libraries lie: the folder in `SSD_CPU_KERNELS`, or that of the installed ones."""
+    return _asked()[0]
+
+
+def _asked() -> tuple[Path, str]:
+    folder, name = os.path.split(os.environ.get(VARIABLE, ""))
+    return Path(folder) if folder else FOLDER, name
 
 
 @cache
-def open_library(isa: str) -> ctypes.CDLL:
-    """The library compiled for `isa`, with the types of its functions set. Raises `OSError`."""
-    library = ctypes.CDLL(str(_file(isa)))
+def open_library(file: Path) -> ctypes.CDLL:
+    """The library in `file`, with the types of its functions set. Raises `OSError`."""
+    library = ctypes.CDLL(str(file.resolve()))
     library.ssd_isa.restype = library.ssd_best_isa.restype = c_char_p
     library.ssd_pack.restype = library.ssd_pack_groups.restype = POINTER(Matrix)
     library.ssd_pack.argtypes = [c_int32, c_int64, c_int64, c_void_p]
@@ -117,10 +159,6 @@ def open_library(isa: str) -> ctypes.CDLL:
 
 
 def native_library() -> ctypes.CDLL | None:
-    """The library to use on this machine, or None where the decoder runs on PyTorch."""
-    isa = chosen_isa()
-    return None if isa is None else open_library(isa)
-
-
-def _file(isa: str) -> Path:
-    return FOLDER / f"libssd_{isa}.so"
+    """The library that serves on this machine, or None where the decoder runs on PyTorch."""
+    file = choice().library
+    return None if file is None else open_library(file)
