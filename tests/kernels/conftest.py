@@ -1,41 +1,26 @@
-"""The compiled library, once for every instruction set that this machine runs."""
+"""The compiled libraries, one for every instruction set that this machine runs."""
 
 from __future__ import annotations
 
-import subprocess
 from ctypes import CDLL
-from pathlib import Path
 
 import pytest
-import torch
 
-from ssd_kernels.cpu.compile import FLAGS, ISA_FLAGS, isas_here
+from ssd_kernels.cpu.library import library_folder, open_library, usable_libraries
 
-SOURCES = Path(__file__).parents[2] / "kernels" / "ssd_kernels" / "cpu" / "src"
-RUNS_WITH = {"portable": ("DEFAULT", "AVX2", "AVX512"), "avx2": ("AVX2", "AVX512"), "avx512": ("AVX512",)}
+LIBRARIES = usable_libraries(library_folder())
+NOT_COMPILED = pytest.param(
+    "", marks=pytest.mark.skip(reason="the native library was not compiled: there was no compiler")
+)
 
 
-@pytest.fixture(scope="session", params=isas_here())
-def native(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CDLL:
-    """What `sample_api.h` declares, compiled for one instruction set; skips where it cannot be."""
-    isa = request.param
-    if torch.backends.cpu.get_cpu_capability() not in RUNS_WITH.get(isa, (isa.upper(),)):
-        pytest.skip(f"this machine does not run {isa}")
-    folder = tmp_path_factory.mktemp(isa)
-    source, target = folder / "sampling.cpp", folder / "sampling.so"
-    source.write_text('#include "sample_api.h"\n')
-    command = [
-        "c++",
-        *FLAGS,
-        *ISA_FLAGS[isa],
-        f"-DSSD_ISA={isa}",
-        f"-I{SOURCES}",
-        str(source),
-        "-o",
-        str(target),
-    ]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("no C++ compiler")
-    return CDLL(str(target))
+@pytest.fixture(scope="session", params=list(LIBRARIES) or [NOT_COMPILED])
+def isa(request: pytest.FixtureRequest) -> str:
+    """The name of an instruction set whose library is there and runs here."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def native(isa: str) -> CDLL:
+    """The library for `isa`, with what `sample_api.h` declares for tests."""
+    return open_library(LIBRARIES[isa])

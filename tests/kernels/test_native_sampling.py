@@ -257,6 +257,16 @@ def test_many_positions_of_a_large_row_agree(native: CDLL, top_p: float, top_k: 
         assert native_step(native, flat_row(), draw, position, 0).token == token
 
 
+@pytest.mark.parametrize("kept", [1, 3, 4, 7])
+@pytest.mark.parametrize("side", [0.0, 1.0])
+def test_borders_of_the_nucleus_are_exact(native: CDLL, kept: int, side: float) -> None:
+    """Eight equal tokens, and a top_p that is a number of eighths, one last bit more or less."""
+    logits, top_p = torch.zeros(8), float(np.nextafter(kept / 8, side))
+    for position in range(40):
+        draw = Draw(3, 1.0, top_p=top_p)
+        assert native_step(native, logits, draw, position, 0).token == draw_token(logits, draw, position)
+
+
 def test_a_whole_small_vocabulary_can_be_ranked(native: CDLL) -> None:
     """As many candidates as tokens, or more: all of them, best first."""
     logits = tied(300, 2.0, 1)

@@ -153,9 +153,7 @@ inline float floor_of_mass(uint64_t least) {
 // What top-k and min-p leave; top-p is asked token by token.
 inline Kept kept_of(const Row& row, const ssd_draw& draw) {
   Kept kept;
-  if (0 < draw.top_k && draw.top_k < row.vocab) {
-    kept.cut(top_k_end(row, draw.top_k));
-  }
+  if (0 < draw.top_k && draw.top_k < row.vocab) kept.cut(top_k_end(row, draw.top_k));
   if (draw.min_p > 0) {
     kept.least = portion(draw.min_p, uint64_t(1) << MASS_BITS);
     kept.floor = std::max(kept.floor, floor_of_mass(kept.least));
@@ -180,6 +178,7 @@ inline int64_t draw_kept(const Row& row, const ssd_draw& draw, const NoiseKey& k
     rank_perturbed(row, key, kept, ranking);
     ranked = ranking.sorted();
     count = ranking.size();
+    if (count == 0) return -1;  // only parameters that are not numbers leave nothing
   }
 }
 
