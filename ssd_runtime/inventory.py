@@ -16,7 +16,7 @@ from ssd_runtime.speculation.fallback import DraftSource, ShadowSource
 
 log = structlog.get_logger(__name__)
 
-KV_DTYPES = {"float32": "float32", "fp16": "float16"}
+KV_DTYPES = {"float32": "float32", "fp16": "float16", "fp8": "float8_e4m3fn", "int8": "int8"}
 """Number formats of the KV cache, and torch's names of them."""
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ssd_runtime.models.loading import ModelSource
 
 KV_BYTES = {"float32": 4, "fp16": 2, "fp8": 1, "int8": 1}
+KV_SCALE_BYTES = {"float32": 0, "fp16": 0, "fp8": 4, "int8": 4}
 
 
 def register(app: typer.Typer) -> None:
@@ -131,5 +132,6 @@ def _kv_cache(settings: Settings, shape: DecoderConfig | None) -> str:
     text = f"{settings.kv_cache_tokens} tokens, {dtype}"
     if shape is None:
         return text
-    numbers = 2 * shape.layers * shape.kv_heads * shape.head_dim
-    return f"{text}, {settings.kv_cache_tokens * numbers * KV_BYTES[dtype] / 1e6:.0f} MB"
+    entry = 2 * (shape.head_dim * KV_BYTES[dtype] + KV_SCALE_BYTES[dtype])
+    size = settings.kv_cache_tokens * shape.layers * shape.kv_heads * entry
+    return f"{text}, {size / 1e6:.0f} MB"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 1
 _EMBEDDING_BITS = {torch.float32: 32, torch.bfloat16: 16, torch.float16: -16}
-_KV_FORMATS = {torch.float32: 0, torch.float16: 1}
+_KV_FORMATS = {torch.float32: 0, torch.float16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
 
 _MATRICES = ("qkv", "output", "gate_up", "down")
 _VECTORS = ("qkv_bias", "output_bias", "gate_up_bias", "down_bias", "qk_norm", "input_norm", "post_norm")
@@ -195,7 +195,7 @@ def _kv(kv: PagedKV) -> KV:
         data=kv.data.data_ptr(),
         layer_bytes=kv.data[0].nbytes,
         block_size=kv.block_size,
-        format=_KV_FORMATS[kv.data.dtype],
+        format=_KV_FORMATS[kv.dtype],
     )
 
 

@@ -80,6 +80,19 @@ async def test_every_policy_and_draft_gives_the_same_ids(policy: str, draft: str
     assert [answer.token_ids for answer in answers] == await plain(*requests)
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "fp8", "int8"])
+async def test_every_policy_gives_the_same_ids_with_keys_and_values_in_fewer_bits(dtype: str) -> None:
+    """Long enough answers that codes, though not half precision, tell them from those with float32."""
+    requests = [asked(f"{i}", (i + 1, 5, 9), temperature=i * 0.4, seed=i, max_tokens=60) for i in range(4)]
+    kv = f"engine.kv_cache_dtype={dtype}"
+    first, *others = [
+        [answer.token_ids for answer in await run(toy_engine(f"scheduler.policy={policy}", kv), *requests)]
+        for policy in POLICIES
+    ]
+    assert all(other == first for other in others)
+    assert (first == await plain(*requests)) == (dtype == "fp16")
+
+
 @pytest.mark.parametrize("policy", ["speculative", "ssd"])
 @pytest.mark.parametrize("twist", [avoiding, faltering], ids=["always wrong", "random lengths"])
 async def test_scripted_drafts_change_no_token(policy: str, twist: Callable[[Rule], Rule]) -> None:

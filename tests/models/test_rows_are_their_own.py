@@ -149,18 +149,6 @@ def test_unruly_products_are_noticed_and_tamed() -> None:
     assert rows_agree(decoder)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_kv_is_close_and_still_row_by_row(
-    decoder: Decoder, alone: Tensor, dtype: torch.dtype
-) -> None:
-    """KV in 16 bits takes half the memory, moves logits a little, and keeps rows apart."""
-    kv = decoder.new_kv(40, BLOCK, dtype)
-    assert kv.bytes_per_token * 2 == decoder.new_kv(40, BLOCK).bytes_per_token
-    logits = feed(decoder, kv, [100])
-    torch.testing.assert_close(logits, alone[:100], atol=0.2, rtol=0)
-    assert torch.equal(feed(decoder, kv, [40, 59, 1], SECOND), logits)
-
-
 def test_copied_blocks_continue_like_the_original(decoder: Decoder, alone: Tensor) -> None:
     """A fork that shares full blocks and copies the last one computes the same bits."""
     kv = decoder.new_kv(40, BLOCK)

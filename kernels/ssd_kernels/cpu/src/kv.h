@@ -28,24 +28,32 @@ struct Pages {
   int64_t stride() const { return heads * entry; }
 };
 
-// float8 e4m3 as its 16-bit neighbour: the byte, moved into a float16, is the value divided by 2^8.
-inline float fp8_to_float(uint8_t byte) {
-  const uint16_t half = uint16_t((byte & 0x80u) << 8 | (byte & 0x7fu) << 7);
-  return half_to_float(half) * 256.0f;
+inline uint32_t word_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  return bits;
 }
 
-// Nearest e4m3 of a value in [-448, 448], ties to even.
+// Nearest e4m3 of a value in [-448, 448], ties to even. Without branches, so that loops become vectors.
 inline uint8_t float_to_fp8(float value) {
-  const uint16_t half = float_to_half(value / 256.0f);
-  const uint16_t magnitude = half & 0x7fffu;
-  const uint16_t rounded = uint16_t((magnitude + 0x3fu + ((magnitude >> 7) & 1u)) >> 7);
-  return uint8_t((half >> 8 & 0x80u) | (rounded > 0x7eu ? 0x7eu : rounded));
+  const uint32_t bits = word_of(value), magnitude = bits & 0x7fffffffu;
+  const uint32_t normal = (magnitude - (120u << 23) + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
+  // below 2^-6 the step is 2^-9, which is that of float32 from 2^14 on
+  const uint32_t small = word_of(std::fabs(value) + 0x1p14f) - word_of(0x1p14f);
+  const uint32_t code = magnitude < (121u << 23) ? small : normal;
+  return uint8_t((bits >> 24 & 0x80u) | (code > 0x7eu ? 0x7eu : code));
 }
 
-inline float largest_of(const float* x, int64_t size) {
-  float largest = 0;
-  for (int64_t i = 0; i < size; ++i) largest = std::fabs(x[i]) > largest ? std::fabs(x[i]) : largest;
-  return largest;
+constexpr uint32_t NOT_FINITE = 0x7f800000u;
+
+// The bits of the largest magnitude of `x`: in the order of the numbers, NaN above all.
+inline uint32_t largest_bits(const float* x, int64_t size) {
+  int32_t largest = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    const int32_t magnitude = int32_t(word_of(x[i]) & 0x7fffffffu);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return uint32_t(largest);
 }
 
 // One key or value into its place; `scale` is written for formats that have one. A vector that is not
@@ -57,22 +65,25 @@ inline void write_vector(int32_t format, const float* x, int64_t dim, uint8_t* t
   }
   if (format == SSD_KV_F16) {
     for (int64_t i = 0; i < dim; ++i) {
-      const bool finite = x[i] * 0.0f == 0.0f;
-      ((uint16_t*)to)[i] = finite ? float_to_half(x[i]) : 0x7e00u;
+      const bool finite = (word_of(x[i]) & 0x7fffffffu) < NOT_FINITE;
+      ((uint16_t*)to)[i] = finite ? float_to_half(x[i]) : uint16_t(0x7e00u);
     }
     return;
   }
+  const uint32_t bits = largest_bits(x, dim);
+  float largest;
+  memcpy(&largest, &bits, 4);
   const float limit = format == SSD_KV_INT8 ? 127.0f : 448.0f;
-  float spoilt = 0;
-  for (int64_t i = 0; i < dim; ++i) spoilt += x[i] * 0.0f;
-  const float largest = largest_of(x, dim);
-  const bool usable = spoilt == 0.0f && largest > 1e-30f;
-  const float inverse = usable ? limit / largest : 0.0f;
-  *scale = spoilt == 0.0f ? largest / limit : spoilt;
-  for (int64_t i = 0; i < dim; ++i) {
-    const float value = usable ? x[i] * inverse : 0.0f;
-    to[i] = format == SSD_KV_INT8 ? uint8_t(int8_t(int32_t(__builtin_rintf(value)))) : float_to_fp8(value);
+  *scale = bits < NOT_FINITE ? largest / limit : largest - largest;
+  if (!(largest > 1e-30f) || bits >= NOT_FINITE) {
+    memset(to, 0, dim);
+    return;
   }
+  const float inverse = limit / largest;
+  if (format == SSD_KV_INT8)
+    for (int64_t i = 0; i < dim; ++i) to[i] = uint8_t(int8_t(int32_t(__builtin_rintf(x[i] * inverse))));
+  else
+    for (int64_t i = 0; i < dim; ++i) to[i] = float_to_fp8(x[i] * inverse);
 }
 
 inline void write_entry(const Pages& pages, uint8_t* entry, const float* key, const float* value) {
@@ -95,9 +106,7 @@ template <int FORMAT>
 inline F read_vector(const uint8_t* from, int64_t at) {
   if (FORMAT == SSD_KV_F32) return load((const float*)from + at);
   if (FORMAT == SSD_KV_F16) return load_half((const uint16_t*)from + at);
-  float items[W];
-  read_items(FORMAT, from + at, W, items);
-  return load(items);
+  return FORMAT == SSD_KV_INT8 ? load_int8(from + at) : load_fp8(from + at);
 }
 
 }  // namespace SSD_ISA

@@ -2,31 +2,23 @@
 #pragma once
 #include <cstdlib>
 
+#include "arena.h"
 #include "matrix.h"
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace ssd {
 namespace SSD_ISA {
 
-// Nearest float16, ties to even; beyond the largest one, that one.
+// Nearest float16, ties to even; beyond the largest one, that one. Without branches, so that loops become vectors.
 inline uint16_t float_to_half(float value) {
-  uint32_t bits;
+  uint32_t bits, small;
   memcpy(&bits, &value, 4);
-  const uint16_t sign = uint16_t((bits >> 16) & 0x8000u);
-  bits &= 0x7fffffffu;
-  if (bits >= 0x477ff000u) return sign | 0x7bffu;
-  if (bits < 0x38800000u) {  // subnormal: adding ½ aligns the digits that are kept
-    float magnitude;
-    memcpy(&magnitude, &bits, 4);
-    magnitude += 0.5f;
-    memcpy(&bits, &magnitude, 4);
-    return sign | uint16_t(bits - 0x3f000000u);
-  }
-  const uint32_t odd = (bits >> 13) & 1u;
-  return sign | uint16_t((bits - 0x38000000u + 0xfffu + odd) >> 13);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  // subnormal: adding ½ aligns the digits that are kept
+  const float aligned = std::fabs(value) + 0.5f;
+  memcpy(&small, &aligned, 4);
+  const uint32_t half = magnitude < 0x38800000u ? small - 0x3f000000u : normal;
+  return uint16_t((bits >> 16 & 0x8000u) | (magnitude >= 0x477ff000u ? 0x7bffu : half));
 }
 
 inline ssd_matrix* new_matrix(int32_t format, int64_t out, int64_t in) {
@@ -36,17 +28,10 @@ inline ssd_matrix* new_matrix(int32_t format, int64_t out, int64_t in) {
   if (!w) return nullptr;
   *w = {format, PANEL, out, in, padded, round_up(records[format], 64), 0, nullptr};
   w->bytes = panels_of(*w) * w->panel_bytes;
-  const int64_t page = w->bytes < (1 << 21) ? 4096 : 1 << 21;
-  w->data = (uint8_t*)aligned_alloc(page, round_up(w->bytes, page));
-  if (!w->data) {
-    free(w);
-    return nullptr;
-  }
-#if defined(__linux__)
-  madvise(w->data, round_up(w->bytes, page), MADV_HUGEPAGE);
-#endif
-  memset(w->data, 0, w->bytes);
-  return w;
+  w->data = weight_arena().take(w->bytes);
+  if (w->data) return w;
+  free(w);
+  return nullptr;
 }
 
 template <class T>

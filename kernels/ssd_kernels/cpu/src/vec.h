@@ -28,6 +28,12 @@ inline float half_to_float(uint16_t half) {
   return value;
 }
 
+// float8 e4m3: the byte, moved into a float16, is the value divided by 2^8.
+inline float fp8_to_float(uint8_t byte) {
+  const uint16_t half = uint16_t((byte & 0x80u) << 8 | (byte & 0x7fu) << 7);
+  return half_to_float(half) * 256.0f;
+}
+
 inline float bf16_to_float(uint16_t word) {
   const uint32_t bits = uint32_t(word) << 16;
   float value;
@@ -57,6 +63,13 @@ inline F add(F a, F b) { return _mm512_add_ps(a, b); }
 inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 inline F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+inline F load_int8(const uint8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
+inline F load_fp8(const uint8_t* p) {
+  const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p));
+  const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)), 8);
+  const __m256i rest = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x7f)), 7);
+  return mul(_mm512_cvtph_ps(_mm256_or_si256(sign, rest)), set1(256.0f));
+}
 inline F load_bf16(const uint16_t* p) {
   const I wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
@@ -86,6 +99,13 @@ inline F add(F a, F b) { return _mm256_add_ps(a, b); }
 inline F mul(F a, F b) { return _mm256_mul_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 inline F load_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+inline F load_int8(const uint8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
+inline F load_fp8(const uint8_t* p) {
+  const __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)p));
+  const __m128i sign = _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x80)), 8);
+  const __m128i rest = _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x7f)), 7);
+  return mul(_mm256_cvtph_ps(_mm_or_si128(sign, rest)), set1(256.0f));
+}
 inline F load_bf16(const uint16_t* p) {
   const I wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
@@ -121,6 +141,19 @@ inline F add(F a, F b) { return vaddq_f32(a, b); }
 inline F mul(F a, F b) { return vmulq_f32(a, b); }
 inline F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
 inline F load_half(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+inline F load_int8(const uint8_t* p) {
+  int32_t four;
+  memcpy(&four, p, 4);
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four))))));
+}
+inline F load_fp8(const uint8_t* p) {
+  uint32_t four;
+  memcpy(&four, p, 4);
+  const uint16x4_t wide = vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(four))));
+  const uint16x4_t sign = vshl_n_u16(vand_u16(wide, vdup_n_u16(0x80)), 8);
+  const uint16x4_t rest = vshl_n_u16(vand_u16(wide, vdup_n_u16(0x7f)), 7);
+  return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(vorr_u16(sign, rest))), 256.0f);
+}
 inline F load_bf16(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
 inline I load_codes(const uint8_t* p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
 inline I low_nibbles(I v) { return vreinterpretq_s32_u8(vandq_u8(vreinterpretq_u8_s32(v), vdupq_n_u8(15))); }
@@ -162,6 +195,12 @@ inline F mul(F a, F b) { return a * b; }
 inline F fma(F a, F b, F c) { return a * b + c; }
 inline F load_half(const uint16_t* p) {
   return F{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};
+}
+inline F load_int8(const uint8_t* p) {
+  return F{float(int8_t(p[0])), float(int8_t(p[1])), float(int8_t(p[2])), float(int8_t(p[3]))};
+}
+inline F load_fp8(const uint8_t* p) {
+  return F{fp8_to_float(p[0]), fp8_to_float(p[1]), fp8_to_float(p[2]), fp8_to_float(p[3])};
 }
 inline F load_bf16(const uint16_t* p) {
   return F{bf16_to_float(p[0]), bf16_to_float(p[1]), bf16_to_float(p[2]), bf16_to_float(p[3])};
