@@ -2,6 +2,7 @@
 #include "api.h"
 
 #include "forward.h"
+#include "sample_api.h"
 
 #define SSD_TEXT(name) #name
 #define SSD_NAME(name) SSD_TEXT(name)
@@ -67,7 +68,7 @@ ssd_matrix* ssd_pack_groups(int32_t format, int64_t out, int64_t in, const uint8
 }
 
 void ssd_free(ssd_matrix* matrix) {
-  if (matrix) free(matrix->data);
+  if (matrix) weight_arena().give_back(matrix->data);
   free(matrix);
 }
 
