@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ssd_runtime.errors import NotAvailableError, PluginError
-from ssd_runtime.hooks.kinds import CachePolicy, Observer, Order, Proposer, Sampler, Waiting
+from ssd_runtime.hooks.kinds import CachePolicy, Observer, Order, Proposer, Sampler, Waiting, Warper
 from ssd_runtime.hooks.registry import Registry
 from ssd_runtime.hooks.specs import hookimpl
 from ssd_runtime.messages import Draw
@@ -59,6 +59,7 @@ __all__ = [
     "Sampler",
     "SamplingParams",
     "Waiting",
+    "Warper",
     "WeightMatrix",
     "draft_steps",
     "draw_tokens",

@@ -195,6 +195,12 @@ def _tells_logprobs(request: Request) -> bool:
 
 
 def _check_speculation(request: Request, parts: Parts) -> None:
+    if request.prediction is not None and not (parts.has_draft and request.speculation.enabled):
+        raise RequestError(
+            "prediction: got one, but nothing is drafted here that it could help; expected an engine with "
+            "another scheduler.policy and engine.draft_model, and speculation.enabled",
+            "prediction",
+        )
     wanted = request.speculation.mode
     if wanted in (Mode.SPECULATIVE, Mode.SSD) and not parts.has_draft:
         raise RequestError(

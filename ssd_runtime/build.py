@@ -166,6 +166,7 @@ class _Builder:
             ),
             vocab_size=model.config.vocab_size,
             processed_logprobs=engine.logprobs_mode == "processed",
+            warpers=self._registries.warpers,
         )
         draft = self._draft(model)
         speculator = self._speculator(draft, limits)

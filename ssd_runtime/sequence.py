@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ssd_runtime.messages import Draw
 from ssd_runtime.stats import RoundTotals
 from ssd_runtime.types import Request
+
+if TYPE_CHECKING:
+    from ssd_runtime.memory.prediction import Prediction
 
 _uids = itertools.count(1)
 
@@ -33,6 +37,7 @@ class Sequence:
     draw: Draw
     max_len: int
     end_ids: frozenset[int] = frozenset()
+    prediction: Prediction | None = None
     uid: int = field(default_factory=lambda: next(_uids))
     table: list[int] = field(default_factory=list)
     kv_len: int = 0

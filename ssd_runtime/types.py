@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 class FinishReason(StrEnum):
@@ -50,6 +51,14 @@ class StructuredOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class WarperChoice:
+    """A warper by its registered name, with pairs of an option's name and its value."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """One token's natural log probability, and the likeliest tokens in its place, best first.
 
@@ -81,7 +90,7 @@ class SamplingParams:
     alternatives are reported beside each token of the answer or the prompt; None reports nothing.
     echo: the text of the answer begins with the prompt. n: how many answers. include_stop_str_in_output:
     the text ends with the stop string, or with the text of the stop token, instead of before it.
-    structured_outputs: what the whole answer must be.
+    structured_outputs: what the whole answer must be. warpers: plugins that change logits, in order.
     """
 
     temperature: float = 1.0
@@ -106,6 +115,7 @@ class SamplingParams:
     echo: bool = False
     n: int = 1
     structured_outputs: StructuredOutput | None = None
+    warpers: tuple[WarperChoice, ...] = ()
     include_stop_str_in_output: bool = False
 
 
@@ -130,7 +140,9 @@ class Message:
 class Request:
     """One request. Exactly one of `prompt`, `messages`, `prompt_token_ids` is set.
 
-    raw: continue `prompt` as it stands instead of applying the chat template.
+    raw: continue `prompt` as it stands instead of applying the chat template. suffix: what comes after
+    the answer; `prompt` is what comes before it. prediction: what the answer is expected to be, which
+    makes it faster where it is right and changes nothing else.
     """
 
     id: str
@@ -140,6 +152,8 @@ class Request:
     raw: bool = False
     params: SamplingParams = field(default_factory=SamplingParams)
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
+    suffix: str | None = None
+    prediction: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from ssd_runtime.engine.rules import check_ids, rules_of
 from ssd_runtime.engine.stopping import AnswerEnd
 from ssd_runtime.errors import ContextLengthError, RequestError
+from ssd_runtime.hooks.kinds import Warper
+from ssd_runtime.hooks.registry import Registry
+from ssd_runtime.memory.prediction import Prediction
 from ssd_runtime.messages import Draw, Report
+from ssd_runtime.models.infill import infill_ids, plain_ids
 from ssd_runtime.models.tokenizer import TextDecoder, Tokenizer
 from ssd_runtime.sequence import Sequence
 from ssd_runtime.settings.request import derive_seed, parse_params
@@ -21,12 +25,14 @@ SEED_BITS = 64
 class Limits:
     """What holds for every request: `context` tokens in all, ids below `vocab_size`.
 
-    processed_logprobs: log probabilities are those of the distribution that is drawn from.
+    processed_logprobs: log probabilities are those of the distribution that is drawn from. warpers: what
+    requests may name.
     """
 
     context: int
     vocab_size: int
     processed_logprobs: bool = False
+    warpers: Registry[Warper] = field(default_factory=lambda: Registry("warper"))
 
 
 Prepared = tuple[Sequence, AnswerEnd]
@@ -63,11 +69,18 @@ def _choice(
     eos = () if params.ignore_eos else tokenizer.eos_token_ids
     end_ids = frozenset((*eos, *params.stop_token_ids))
     rules = rules_of(
-        params, tokenizer, num_prompt=len(token_ids), end_ids=end_ids, vocab_size=limits.vocab_size
+        params,
+        tokenizer,
+        num_prompt=len(token_ids),
+        end_ids=end_ids,
+        vocab_size=limits.vocab_size,
+        warpers=limits.warpers,
     )
     report = _report(params, limits)
     draw = Draw(seed, params.temperature, params.top_k, params.top_p, params.min_p, rules, report)
     sequence = Sequence(request, len(token_ids), token_ids, draw, len(token_ids) + max_tokens, end_ids)
+    if request.prediction is not None:
+        sequence.prediction = Prediction(plain_ids(tokenizer, request.prediction))
     end = AnswerEnd(
         TextDecoder(tokenizer),
         end_ids=end_ids,
@@ -82,9 +95,9 @@ def _choice(
 
 def _checked(params: SamplingParams) -> SamplingParams:
     """Parameters made by hand keep the same rules as those that came as JSON."""
-    given = {field.name: getattr(params, field.name) for field in fields(params)}
+    given = {each.name: getattr(params, each.name) for each in fields(params)}
     given["logit_bias"] = dict(params.logit_bias)
-    given["structured_outputs"] = None  # checked when it is compiled
+    given["structured_outputs"] = given["warpers"] = None  # checked when they are made
     lists = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
     return parse_params({name: value for name, value in lists.items() if value not in (None, [])}, params)
 
@@ -102,6 +115,8 @@ def _echo(request: Request, tokenizer: Tokenizer, token_ids: list[int]) -> str:
 
 
 def _prompt_ids(request: Request, tokenizer: Tokenizer, limits: Limits) -> list[int]:
+    if request.suffix is not None and request.prompt is None:
+        raise RequestError("suffix: got one without a prompt, expected it together with prompt", "suffix")
     if request.prompt_token_ids is not None:
         token_ids = list(request.prompt_token_ids)
         check_ids("prompt_token_ids", token_ids, limits.vocab_size)
@@ -119,6 +134,8 @@ def _prompt_ids(request: Request, tokenizer: Tokenizer, limits: Limits) -> list[
 def _text_ids(request: Request, tokenizer: Tokenizer) -> list[int]:
     if not request.prompt:
         raise RequestError("the prompt is empty: got '', expected some text", "prompt")
+    if request.suffix is not None:
+        return infill_ids(tokenizer, request.prompt, request.suffix)
     if request.raw or not tokenizer.has_chat_template:
         return tokenizer.encode(request.prompt)
     return tokenizer.render_chat([Message("user", request.prompt)])

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from ssd_runtime.errors import RequestError
+from ssd_runtime.errors import ConfigError, RequestError
+from ssd_runtime.hooks.kinds import Warper
+from ssd_runtime.hooks.registry import Registry
 from ssd_runtime.messages import Rules
 from ssd_runtime.models.grammars import compiled
+from ssd_runtime.models.infill import plain_ids
 from ssd_runtime.models.tokenizer import Tokenizer
-from ssd_runtime.types import SamplingParams
+from ssd_runtime.sampling.processors import Plugged
+from ssd_runtime.types import SamplingParams, WarperChoice
 
 
 def rules_of(
-    params: SamplingParams, tokenizer: Tokenizer, *, num_prompt: int, end_ids: frozenset[int], vocab_size: int
+    params: SamplingParams,
+    tokenizer: Tokenizer,
+    *,
+    num_prompt: int,
+    end_ids: frozenset[int],
+    vocab_size: int,
+    warpers: Registry[Warper],
 ) -> Rules | None:
     """The rules that `params` ask for, None where they ask for none; raises `RequestError`.
 
@@ -36,6 +46,7 @@ def rules_of(
         allowed_token_ids=params.allowed_token_ids,
         grammar=compiled(structure, tokenizer, vocab_size) if structure else None,
         banned_token_ids=params.banned_token_ids,
+        warpers=tuple(_warper(choice, warpers, num_prompt) for choice in params.warpers),
     )
     return None if _say_nothing(rules) else rules
 
@@ -52,15 +63,29 @@ def _say_nothing(rules: Rules) -> bool:
     return all(getattr(rules, name) == getattr(nothing, name) for name in Rules.__dataclass_fields__)
 
 
+def _warper(choice: WarperChoice, warpers: Registry[Warper], num_prompt: int) -> Callable[[], Plugged]:
+    """Makes the warper for one lane; it is made once here, to see whether its options are right."""
+
+    def make() -> Plugged:
+        return Plugged(warpers.get(choice.name)(**dict(choice.options)), num_prompt)
+
+    try:
+        make()
+    except ConfigError as error:
+        raise RequestError(f"warpers: {error}", "warpers") from error
+    except Exception as error:
+        raise RequestError(
+            f"warpers: {choice.name!r} failed: {type(error).__name__}: {error}", "warpers"
+        ) from error
+    return make
+
+
 def _spellings(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """The ids of each word at the start of a text and behind a space, without the model's start token."""
-    start = tokenizer.encode("")
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         for text in (word, f" {word.lstrip()}"):
-            token_ids = tokenizer.encode(text)
-            if token_ids[: len(start)] == start:
-                token_ids = token_ids[len(start) :]
+            token_ids = plain_ids(tokenizer, text)
             if not token_ids:
                 raise RequestError(f"bad_words: got {word!r}, which has no tokens", "bad_words")
             found[tuple(token_ids)] = None

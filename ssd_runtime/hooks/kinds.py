@@ -53,6 +53,19 @@ class Sampler(Protocol):
         ...
 
 
+class Warper(Protocol):
+    """Changes the logits of each token of the answers whose requests name it."""
+
+    def warp(self, logits: Tensor, token_ids: Sequence[int], num_prompt: int) -> Tensor:
+        """The logits `[V]` float32 of the token after `token_ids`, of which `num_prompt` are the prompt.
+
+        May change `logits` in place. A function of its arguments alone: it is asked again for the same
+        place, by the target and by the draft, each with an object of its own on its lane's thread, where
+        others wait for it. -inf is a ban. What it raises or returns wrongly fails its own request only.
+        """
+        ...
+
+
 class CachePolicy(Protocol):
     """Shares the branch budget of one row among the possible outcomes of a round."""
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ssd_runtime.errors import ConfigError, NotAvailableError, PluginError
-from ssd_runtime.hooks.kinds import CachePolicy, Observer, Order, Proposer, Sampler
+from ssd_runtime.hooks.kinds import CachePolicy, Observer, Order, Proposer, Sampler, Warper
 
 if TYPE_CHECKING:
     from ssd_runtime.models.linear import Quantizer
@@ -67,6 +67,7 @@ class Registries:
     draft_models: Registry[DraftModel] = field(default_factory=lambda: Registry("draft model"))
     proposers: Registry[Proposer] = field(default_factory=lambda: Registry("proposer"))
     samplers: Registry[Sampler] = field(default_factory=lambda: Registry("sampler"))
+    warpers: Registry[Warper] = field(default_factory=lambda: Registry("warper"))
     cache_policies: Registry[CachePolicy] = field(default_factory=lambda: Registry("cache policy"))
     quantizers: Registry[Quantizer] = field(default_factory=lambda: Registry("quantizer"))
     orders: Registry[Order] = field(default_factory=lambda: Registry("order"))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from ssd_runtime.hooks.kinds import CachePolicy, Observer, Order, Proposer, Sampler
+    from ssd_runtime.hooks.kinds import CachePolicy, Observer, Order, Proposer, Sampler, Warper
     from ssd_runtime.hooks.registry import Registry
     from ssd_runtime.models.linear import Quantizer
     from ssd_runtime.speculation.model_draft import DraftModel
@@ -48,6 +48,16 @@ def ssd_register_samplers(registry: Registry[Sampler]) -> None:
     """Register samplers, for `engine.sampler`.
 
     The factory is called without arguments, once per engine.
+    """
+
+
+@hookspec
+def ssd_register_warpers(registry: Registry[Warper]) -> None:
+    """Register warpers, for the requests' field `warpers`.
+
+    The factory is called with the options that a request gives as keyword arguments, a few times per
+    request, on any thread. For options that it does not take it raises TypeError or ValueError, which
+    refuses the request.
     """
 
 

@@ -9,7 +9,7 @@ does not have, follow the repetition penalty.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from torch import Tensor
 
 from ssd_kernels.arrays import native
 from ssd_runtime.messages import Rules
+
+if TYPE_CHECKING:
+    from ssd_runtime.hooks.kinds import Warper
 
 BAN = -torch.inf
 
@@ -183,6 +186,22 @@ class Banned(Stateless):
         """See `Processor`."""
         logits[self._ids.to(logits.device)] = BAN
         return logits
+
+
+class Plugged(Stateless):
+    """A plugin's warper; what it returns is checked."""
+
+    def __init__(self, warper: Warper, num_prompt: int) -> None:
+        self._warper = warper
+        self._num_prompt = num_prompt
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """See `Processor`."""
+        shape, dtype = logits.shape, logits.dtype
+        warped = self._warper.warp(logits, tuple(self.text), self._num_prompt)
+        if not isinstance(warped, Tensor) or (warped.shape, warped.dtype) != (shape, dtype):
+            raise TypeError(f"got {str(warped)[:60]}, expected a tensor of shape {tuple(shape)}, {dtype}")
+        return warped
 
 
 def ban(logits: Tensor, banned: np.ndarray) -> Tensor:

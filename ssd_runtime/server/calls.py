@@ -25,7 +25,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
 }

@@ -95,7 +95,7 @@ class Chat:
 
     def fields(self, body: dict[str, Any]) -> dict[str, Any]:
         """See `Endpoint`."""
-        _refuse(body, (*_ELSEWHERE, "prompt"))
+        _refuse(body, (*_ELSEWHERE, "prompt", "suffix"))
         if body.get("messages") is None:
             raise RequestError("messages: got nothing, expected a list of {role, content}", "messages")
         turns = body["messages"]

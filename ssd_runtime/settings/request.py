@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -22,13 +22,23 @@ SHOWN_CHARACTERS = 60
 # One name a line would hide the module behind its list.
 # fmt: off
 NOT_BUILT = frozenset((
-    "audio", "beam_width", "best_of", "chat_template", "chat_template_kwargs", "continue_final_message",
-    "detokenize", "function_call", "functions", "length_penalty", "logits_processors", "modalities",
-    "parallel_tool_calls", "prediction", "priority", "reasoning_effort", "skip_special_tokens",
-    "spaces_between_special_tokens", "suffix", "tool_choice", "tools", "truncate_prompt_tokens",
-    "use_beam_search",
+    "audio", "chat_template", "chat_template_kwargs", "continue_final_message", "detokenize",
+    "function_call", "functions", "logits_processors", "modalities", "parallel_tool_calls", "priority",
+    "reasoning_effort", "skip_special_tokens", "spaces_between_special_tokens", "tool_choice", "tools",
+    "truncate_prompt_tokens",
 ))
 # fmt: on
+_NO_BEAMS = "not offered: an answer is drawn token by token, and speculation verifies one; leave it out"
+_NO_ADAPTERS = "not offered: the engine serves one set of weights; leave it out"
+NOT_OFFERED: Mapping[str, str] = {
+    "best_of": "not offered: ask for n answers with logprobs, and choose",
+    "beam_width": _NO_BEAMS,
+    "use_beam_search": _NO_BEAMS,
+    "length_penalty": _NO_BEAMS,
+    "early_stopping": _NO_BEAMS,
+    "lora": _NO_ADAPTERS,
+    "lora_request": _NO_ADAPTERS,
+}
 AnyPart = TypeVar("AnyPart", bound=Part)
 _INPUTS = ("prompt", "messages", "prompt_token_ids")
 
@@ -50,6 +60,22 @@ class _Speculation(Part):
     length: int | None = Field(None, ge=0, le=64, description="an integer from 0 to 64")
 
 
+class _TextPart(Part):
+    type: Literal["text"]
+    text: Word
+
+
+class _Prediction(Part):
+    type: Literal["content"] = Field(description="'content'")
+    content: Word | list[_TextPart] = Field(description="a text, or a list of {'type': 'text', 'text'}")
+
+    @property
+    def text(self) -> str:
+        """The parts joined."""
+        whole = isinstance(self.content, str)
+        return str(self.content) if whole else "".join(part.text for part in self.content)  # type: ignore[union-attr]
+
+
 class _Body(Sampling):
     id: Word | Integer64 | None = Field(None, description="a text or an integer")
     prompt: Text | None = Field(
@@ -62,6 +88,10 @@ class _Body(Sampling):
         None, min_length=1, description="a list of at least one token id, which are integers of at least 0"
     )
     raw: bool | None = Field(None, description="true or false")
+    suffix: Text | None = Field(None, description="a text without NUL characters")
+    prediction: _Prediction | None = Field(
+        None, description="a mapping {'type': 'content', 'content': the text that is expected}"
+    )
     speculation: _Speculation | None = Field(None, description="a mapping {enabled, mode, length}")
 
     def checked(self) -> Self:
@@ -74,12 +104,18 @@ class _Body(Sampling):
             )
         if self.echo and self.messages is not None:
             raise RequestError("echo: got true with messages, expected it with a prompt", "echo")
+        if self.suffix and self.prompt is None:
+            raise RequestError("suffix: got one without a prompt, expected it together with prompt", "suffix")
         if self.raw and self.prompt is None:
             raise RequestError("raw: got true without a prompt, expected it together with prompt", "raw")
         return self
 
 
-_NESTED: Mapping[str, type[Part]] = {"messages": _Turn, "speculation": _Speculation}
+_NESTED: Mapping[str, type[Part]] = {
+    "messages": _Turn,
+    "speculation": _Speculation,
+    "prediction": _Prediction,
+}
 
 
 def default_params(engine: EngineSettings) -> SamplingParams:
@@ -111,6 +147,8 @@ def parse_request(
         raw=bool(body.raw),
         params=body.applied_to(defaults),
         speculation=_speculation(body.speculation),
+        suffix=body.suffix or None,
+        prediction=(body.prediction.text or None) if body.prediction else None,
     )
 
 
@@ -156,9 +194,10 @@ def _validated(model: type[AnyPart], data: Mapping[str, Any]) -> AnyPart:
 
 
 def _check_known(model: type[Part], name: object, value: object) -> None:
-    if name in model.model_fields or (name in NOT_BUILT and value is None):
+    refused = NOT_OFFERED | dict.fromkeys(NOT_BUILT, "not supported yet; leave it out")
+    if name in model.model_fields or (name in refused and value is None):
         return
-    reason = "not supported yet; leave it out" if name in NOT_BUILT else _unknown(model, str(name))
+    reason = refused.get(str(name)) or _unknown(model, str(name))
     raise RequestError(f"{_printable(name)}: {reason}", _printable(name))
 
 

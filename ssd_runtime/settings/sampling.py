@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from ssd_runtime.errors import RequestError
 from ssd_runtime.settings.structured import FORMATS, of_guided, of_response_format, of_structured_outputs
-from ssd_runtime.types import SamplingParams, StructuredOutput
+from ssd_runtime.types import SamplingParams, StructuredOutput, WarperChoice
 
 SEED_RANGE = 2**64
 MAX_STOPS = 16
@@ -108,6 +108,9 @@ class Sampling(Part):
     echo: bool | None = Field(None, description="true or false")
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")
     include_stop_str_in_output: bool | None = Field(None, description="true or false")
+    warpers: list[str | dict[str, Any]] | None = Field(
+        None, description="a list of names, or of mappings with a name and options"
+    )
     response_format: dict[str, Any] | None = Field(None, description=FORMATS)
     structured_outputs: dict[str, Any] | None = Field(
         None, description="a mapping with one of json, json_object, regex, choice and grammar"
@@ -132,6 +135,8 @@ class Sampling(Part):
             given["seed"] = self.seed % SEED_RANGE
         if self.logit_bias is not None:
             given["logit_bias"] = tuple(self.logit_bias.items())
+        if self.warpers is not None:
+            given["warpers"] = tuple(map(_warper, self.warpers))
         given |= self._structure()
         given["logprobs"] = self._alternatives(defaults.logprobs)
         return _checked(replace(defaults, **given))
@@ -169,6 +174,15 @@ class Sampling(Part):
                 "max_completion_tokens",
             )
         return limit
+
+
+def _warper(asked: str | dict[str, Any]) -> WarperChoice:
+    if isinstance(asked, str):
+        return WarperChoice(asked)
+    name = asked.get("name")
+    if not isinstance(name, str):
+        raise RequestError(f"warpers: got {str(asked)[:60]}, expected a name in each mapping", "warpers")
+    return WarperChoice(name, tuple((key, value) for key, value in asked.items() if key != "name"))
 
 
 def _checked(params: SamplingParams) -> SamplingParams:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ssd_runtime.memory.prediction import Prediction
 from ssd_runtime.messages import Draw, StopWord
 from ssd_runtime.speculation.proposal import Proposal
 
@@ -18,7 +19,8 @@ class DraftRow:
     """One sequence: its committed tokens, and the proposal that the target verifies meanwhile.
 
     length: most tokens to draft for one outcome. max_len: the sequence never grows beyond it.
-    end_ids: tokens after which nothing is drafted. budget: most outcomes to prepare.
+    end_ids: tokens after which nothing is drafted. budget: most outcomes to prepare. prediction: what
+    the client expects behind the first `num_prompt` tokens.
     """
 
     uid: int
@@ -29,6 +31,8 @@ class DraftRow:
     end_ids: frozenset[int] = frozenset()
     proposal: Proposal = field(default_factory=Proposal)
     budget: int = 0
+    prediction: Prediction | None = None
+    num_prompt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from ssd_runtime.memory.prediction import LONGEST, Prediction
 from ssd_runtime.messages import StopWord
 from ssd_runtime.speculation.commands import DraftCommand, DraftRow
 from ssd_runtime.speculation.draft_lane import DraftLane
@@ -54,6 +55,16 @@ class ProposerSource:
         return [Proposal(tuple(next(found))) if room(row) > 0 else NOTHING for row in rows]
 
 
+class PredictionSource:
+    """What the client predicted, behind where the answer stands in it."""
+
+    name = "prediction"
+
+    async def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        """Nothing for rows without a prediction, and for those that have left it."""
+        return [NOTHING if row.prediction is None else _predicted(row, row.prediction) for row in rows]
+
+
 class ShadowSource:
     """The shadow tree: continuations that were drafted for outcomes that did not happen."""
 
@@ -65,6 +76,12 @@ class ShadowSource:
     async def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
         """Reads each row's own tree."""
         return [Proposal(tuple(self._memory(row.uid, max(0, room(row))))) for row in rows]
+
+
+def _predicted(row: DraftRow, prediction: Prediction) -> Proposal:
+    tail = row.token_ids[max(row.num_prompt, len(row.token_ids) - LONGEST) :]
+    length = len(row.token_ids) - row.num_prompt
+    return Proposal(prediction.continuation(tail, length, max(0, room(row))))
 
 
 def room(row: DraftRow) -> int:

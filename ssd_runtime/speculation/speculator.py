@@ -22,7 +22,7 @@ from ssd_runtime.speculation.budget import BudgetChooser
 from ssd_runtime.speculation.cache import Outcome, OutcomeCache
 from ssd_runtime.speculation.commands import Branch, BuildCommand, BuildResult, DraftRow, ForgetCommand
 from ssd_runtime.speculation.draft_lane import DraftLane
-from ssd_runtime.speculation.fallback import Source
+from ssd_runtime.speculation.fallback import PredictionSource, Source
 from ssd_runtime.speculation.hybrid import ModeController
 from ssd_runtime.speculation.memory import Memories
 from ssd_runtime.speculation.proposal import NOTHING, Proposal
@@ -123,7 +123,17 @@ class Speculator:
         """A proposal for each row: from the outcome cache, else from the row's sources in order."""
         self._round_started = self._clock()
         proposals = [self._look_up(row) for row in rows]
-        speculative = [i for i, row in enumerate(rows) if self._wants(row, Mode.SPECULATIVE)]
+        predicted = [
+            i
+            for i, row in enumerate(rows)
+            if row.sequence.prediction is not None and row.max_drafts > 0 and not proposals[i].token_ids
+        ]
+        await self._fill(rows, proposals, predicted, (PredictionSource(),))
+        speculative = [
+            i
+            for i, row in enumerate(rows)
+            if self._wants(row, Mode.SPECULATIVE) and not proposals[i].token_ids
+        ]
         if self._drafting is not None:
             await self._fill(rows, proposals, speculative, (self._drafting,))
         missed = [
@@ -240,6 +250,8 @@ class Speculator:
             end_ids=sequence.end_ids,
             proposal=proposal,
             budget=budget,
+            prediction=sequence.prediction,
+            num_prompt=sequence.num_prompt,
         )
 
     def _file(self, row: Served, branches: Sequence[Branch] | None) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ssd_runtime.errors import RequestError
 from ssd_runtime.settings.request import (
     NOT_BUILT,
+    NOT_OFFERED,
     _Body,
     default_params,
     derive_seed,
@@ -207,6 +208,15 @@ def test_known_parameters_that_are_not_built_are_refused_by_name(name: str) -> N
     with pytest.raises(RequestError, match=f"{name}: not supported yet") as caught:
         parse({"prompt": "hi", name: 1})
     assert caught.value.param == name
+
+
+@pytest.mark.parametrize("name", sorted(NOT_OFFERED))
+def test_what_is_not_offered_says_what_to_do(name: str) -> None:
+    """best_of, beams and adapters: refused for good, with the reason; `null` is leaving it out."""
+    with pytest.raises(RequestError, match=f"{name}: not offered: .*(leave it out|choose)") as caught:
+        parse({"prompt": "hi", name: 2})
+    assert caught.value.param == name
+    assert parse({"prompt": "hi", name: None}) == parse({"prompt": "hi"})
 
 
 def test_parameters_alone_know_no_prompt() -> None:

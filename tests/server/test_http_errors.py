@@ -61,7 +61,7 @@ WRONG_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "logit_bias": {"-1": 5}}, "logit_bias"),
     (COMPLETIONS, {"prompt": "a", "logit_bias": [1]}, "logit_bias"),
     (COMPLETIONS, {"prompt": "a", "allowed_token_ids": []}, "allowed_token_ids"),
-    (COMPLETIONS, {"prompt": "a", "guided_json": {}}, "guided_json"),
+    (COMPLETIONS, {"prompt": "a", "guided_json": 5}, "guided_json"),
     (COMPLETIONS, {"prompt": "a", "user": 5}, "user"),
     (COMPLETIONS, {"prompt": "a", "stream": "yes"}, "stream"),
     (COMPLETIONS, {"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
@@ -82,7 +82,7 @@ WRONG_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [USER], "max_completion_tokens": 0}, "max_completion_tokens"),
     (CHAT, {"messages": [USER], "max_completion_tokens": 1, "max_tokens": 2}, "max_completion_tokens"),
     (CHAT, {"messages": [USER], "tools": [{"type": "function"}]}, "tools"),
-    (CHAT, {"messages": [USER], "response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, {"messages": [USER], "response_format": {"type": "json"}}, "response_format"),
 ]
 WRONG_BODIES = {
     "nothing": b"",
