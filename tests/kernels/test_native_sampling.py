@@ -24,12 +24,9 @@ GREEDY = Draw(0, 0.0)
 KNOWN_ANSWERS = [
     ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
     ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
-    (
-        [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
-        [0xA4093822, 0x299F31D0],
-        [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
-    ),
-]
+    ([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], [0xA4093822, 0x299F31D0],
+     [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]),
+]  # fmt: skip
 DOCUMENTED_WORDS = {
     0x00000000: 0x41B6FDA9, 0x00000001: 0x41AE33B3, 0x4AFB0CCB: 0x3F87A2F1, 0x4AFB0CCC: 0x3F87A2F1,
     0x80000000: 0x3EBBA795, 0xFFFFFFFE: 0xC0452B66, 0xFFFFFFFF: 0xC04851D5,
@@ -103,9 +100,8 @@ def native_step(native: CDLL, logits: Tensor, draw: Draw, position: int, count: 
     """One row through the library; without the places that a small vocabulary cannot fill."""
     token = c_int64(-7)
     ids, scores = np.full(count, -7), np.full(count, np.nan, dtype=np.float32)
-    asked = DrawOfRow(
-        draw.seed, position, draw.temperature, draw.top_p, draw.min_p, draw.top_k, count
-    )  # fmt: skip
+    warp = (draw.temperature, draw.top_p, draw.min_p, draw.top_k)
+    asked = DrawOfRow(draw.seed, position, *warp, count)
     row = logits.contiguous()
     native.ssd_test_draw(
         c_void_p(row.data_ptr()), c_int64(len(row)), byref(asked), byref(token), _at(ids), _at(scores)
@@ -302,7 +298,7 @@ def test_draws_depend_on_seed_and_position_alone(native: CDLL) -> None:
     logits, draw = normal(4097, 1.0, 3), Draw(11, 1.0, top_p=0.95)
     first = native_step(native, logits, draw, 2**40, 5)
     for size in (50_000, 3, 640):
-        native_step(native, normal(size, 1.0, size), replace(draw, seed=size), 7, 2)
+        native_step(native, normal(size, 1.0, size), GREEDY, 7, 2)
     assert native_step(native, logits, draw, 2**40, 5) == first
     assert native_step(native, logits, replace(draw, seed=11 + 2**32), 2**40, 5) != first
     assert native_step(native, logits, draw, 2**40 + 2**32, 5) != first
