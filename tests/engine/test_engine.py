@@ -289,6 +289,8 @@ async def test_a_wrong_proposer_costs_only_its_proposals(place: str, answer: Any
 class Damaged:
     """A toy decoder that gives NaN logits, or raises, for rows that feed the token `token`."""
 
+    can_draw = False  # so that the engine asks for logits
+
     def __init__(self, model: LoadedModel, token: int, raises: bool) -> None:
         self._model = model
         self._token = token

@@ -12,12 +12,22 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers.generation.logits_process import (
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
 
 from ssd_plugins.ngram import NgramProposer
 from ssd_runtime.errors import RequestError
+from ssd_runtime.messages import ForwardRow
 from ssd_runtime.speculation.proposing import ProposerWorker
+from ssd_runtime.testing.engines import toy_engine
 from ssd_runtime.testing.rig import Rig, decoder_draft, draft_worker
 from ssd_runtime.testing.scripted import VOCAB
 from ssd_runtime.testing.toy import toy_decoder
@@ -243,3 +253,53 @@ def test_any_rules_together_mean_the_same_with_speculation_in_many_cases(
 ) -> None:
     """The same, for longer."""
     _together(given_params, mode, draft, length)
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "speculative", "ssd", "hybrid"])
+async def test_plain_and_ruled_requests_share_a_batch(policy: str) -> None:
+    """On a real engine, where plain rows may be drawn without logits: each row as alone."""
+    ruled = [asked(temperature=0.8, **RULES[name]) for name in ("logit_bias", "repetition_penalty")]
+    told = [asked(temperature=0.8, logprobs=2, prompt_logprobs=1), asked(prompt_logprobs=1)]
+    free = [asked(temperature=0.8, seed=seed) for seed in range(3)]
+    requests = [request for group in zip(free, [*ruled, told[0]], strict=True) for request in group]
+    requests = [replace(request, id=str(i)) for i, request in enumerate([*requests, told[1]])]
+    async with toy_engine(f"scheduler.policy={policy}") as engine:
+        answers = await asyncio.gather(*map(engine.complete, requests))
+    for request, answer in zip(requests, answers, strict=True):
+        expected = await asyncio.to_thread(plain, request)
+        assert answer.token_ids == expected.token_ids
+        assert [entry.token_id for entry in answer.logprobs] == [
+            entry.token_id for entry in expected.logprobs
+        ]
+        assert [entry.logprob for entry in (*answer.logprobs, *answer.prompt_logprobs[1:])] == pytest.approx(
+            [entry.logprob for entry in (*expected.logprobs, *expected.prompt_logprobs[1:])], abs=1e-5
+        )
+
+
+ORACLES: dict[str, Any] = {
+    "repetition_penalty": lambda: RepetitionPenaltyLogitsProcessor(1.8),
+    "logit_bias": lambda: SequenceBiasLogitsProcessor({(DEFAULT[0],): -100.0, (40,): 2.0}),
+    "banned_token_ids": lambda: SuppressTokensLogitsProcessor(list(DEFAULT[2:4])),
+    "bad_words": lambda: NoBadWordsLogitsProcessor(
+        [
+            TARGET.tokenizer.encode(plain(asked()).text[1:3]),
+            TARGET.tokenizer.encode(" " + plain(asked()).text[1:3]),
+        ]
+    ),
+    "min_tokens": lambda: MinNewTokensLengthLogitsProcessor(3, 9, [DEFAULT[0], DEFAULT[1]]),
+}
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_greedy_answers_are_those_of_transformers_processors(name: str) -> None:
+    """A greedy loop over the model's logits with transformers' own class gives the same ids."""
+    processor, decoder = ORACLES[name](), TARGET.decoder
+    text = [9, 30, 12]
+    for _ in range(20):
+        row = ForwardRow(tuple(text), 0, tuple(range(16)), 1)
+        logits = decoder.forward([row], decoder.new_kv(16, 4))
+        text.append(int(processor(torch.tensor([text]), logits.clone()).argmax()))
+    expected = tuple(text[3:])
+    got = plain(asked(**RULES[name])).token_ids
+    assert got == expected[: len(got)]
+    assert len(got) == 20 or got[-1] in RULES[name]["stop_token_ids"]
