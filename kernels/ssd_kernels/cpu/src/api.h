@@ -9,8 +9,9 @@
 extern "C" {
 #endif
 
-// How a matrix is stored. Groups are 32 inputs of one output with a scale (and a minimum) of their own.
-enum ssd_format { SSD_F32 = 0, SSD_BF16 = 1, SSD_INT8 = 2, SSD_INT4 = 3 };
+// How a matrix is stored. Groups are 32 inputs of one output with a scale (int4: and a minimum) of their own, in
+// float16; WIDE: in float32; FINE: float32 scales of 16 inputs each.
+enum ssd_format { SSD_F32 = 0, SSD_BF16 = 1, SSD_INT8 = 2, SSD_INT4 = 3, SSD_INT4_WIDE = 4, SSD_INT8_FINE = 5 };
 
 // How keys and values are stored. The last two have one float32 scale per token, head and kind.
 enum ssd_kv_format { SSD_KV_F32 = 0, SSD_KV_F16 = 1, SSD_KV_INT8 = 2, SSD_KV_FP8 = 3 };
@@ -81,9 +82,10 @@ const char* ssd_best_isa(void);
 
 // NULL when memory is short. `weight` is float32 or bfloat16 [out, in].
 ssd_matrix* ssd_pack(int32_t format, int64_t out, int64_t in, const void* weight);
-// codes [out, in]: int8, or 0 … 15; scales and minima (int4 only) float16 [out, groups].
-ssd_matrix* ssd_pack_groups(int32_t format, int64_t out, int64_t in, const uint8_t* codes,
-                            const uint16_t* scales, const uint16_t* minima);
+// codes [out, in]: int8, or 0 … 15, `in` a multiple of 32; scales [out, groups] and for int4 minima, which the
+// format must hold exactly. NULL when memory is short.
+ssd_matrix* ssd_pack_groups(int32_t format, int64_t out, int64_t in, const uint8_t* codes, const float* scales,
+                            const float* minima);
 void ssd_free(ssd_matrix* matrix);
 // The values that products use: float32 [out, in].
 void ssd_unpack(const ssd_matrix* matrix, float* weight);

@@ -11,9 +11,9 @@ namespace SSD_ISA {
 
 // A lane's memory for passes.
 struct Workspace {
-  Arena<float> x, normed, qkv, mixed, gate_up, active, rotations, logits, scales, attention;
-  Arena<int8_t> codes;
-  Arena<int32_t> sums;
+  Room<float> x, normed, qkv, mixed, gate_up, active, rotations, logits, scales, attention;
+  Room<int8_t> codes;
+  Room<int32_t> sums;
   Scratches draws;
 };
 

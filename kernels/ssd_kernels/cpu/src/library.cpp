@@ -62,8 +62,8 @@ const char* ssd_best_isa(void) {
 
 ssd_matrix* ssd_pack(int32_t format, int64_t out, int64_t in, const void* weight) { return pack(format, out, in, weight); }
 
-ssd_matrix* ssd_pack_groups(int32_t format, int64_t out, int64_t in, const uint8_t* codes, const uint16_t* scales,
-                            const uint16_t* minima) {
+ssd_matrix* ssd_pack_groups(int32_t format, int64_t out, int64_t in, const uint8_t* codes, const float* scales,
+                            const float* minima) {
   return pack_groups(format, out, in, codes, scales, minima);
 }
 

@@ -14,18 +14,34 @@ namespace SSD_ISA {
 constexpr int VECTORS = 3;
 constexpr int PANEL = VECTORS * W;
 constexpr int GROUP = 32;
+constexpr int FINEST = 16;  // fewest inputs with a scale of their own
 constexpr int QUADS = GROUP / 4;
 constexpr int STRETCH = 64;  // inputs that are summed by themselves
-constexpr int AHEAD = 2048;  // bytes that are asked for before they are needed
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 inline bool has_groups(const ssd_matrix& w) { return w.format >= SSD_INT8; }
 inline int64_t panels_of(const ssd_matrix& w) { return (w.out + PANEL - 1) / PANEL; }
 inline int64_t groups_of(const ssd_matrix& w) { return w.padded_in / GROUP; }
 
-// A group of a panel: codes, then a float16 scale per output, and for int4 a float16 minimum.
-constexpr int64_t INT8_CODES = GROUP * PANEL, INT8_RECORD = INT8_CODES + 2 * PANEL;
-constexpr int64_t INT4_CODES = GROUP * PANEL / 2, INT4_RECORD = INT4_CODES + 4 * PANEL;
+// A group of a panel: codes, then for every output its scales, then for int4 its minimum.
+struct Layout {
+  int bits, scales;  // of a code; of an output
+  bool minimum, wide;
+
+  constexpr int64_t codes() const { return GROUP * PANEL * bits / 8; }
+  constexpr int64_t bytes() const { return codes() + (scales + minimum) * PANEL * (wide ? 4 : 2); }
+};
+
+constexpr Layout layout_of(int32_t format) {
+  switch (format) {
+    case SSD_INT8: return {8, 1, false, false};
+    case SSD_INT4: return {4, 1, true, false};
+    case SSD_INT4_WIDE: return {4, 1, true, true};
+    default: return {8, 2, false, true};
+  }
+}
+
+constexpr int64_t INT8_CODES = layout_of(SSD_INT8).codes(), INT4_CODES = layout_of(SSD_INT4).codes();
 
 // The rows that a product reads: float32, or codes with a scale per group.
 struct Rows {
@@ -92,7 +108,6 @@ inline void float_stretch(const uint8_t* panel, int64_t item, int64_t first, int
   clear<M>(part);
   for (int64_t k = first; k < last; ++k) {
     const uint8_t* at = panel + k * PANEL * item;
-    for (int64_t line = 0; line < PANEL * item; line += 64) prefetch(at + AHEAD + line);
     F weights[VECTORS];
     for (int i = 0; i < VECTORS; ++i) weights[i] = LOAD(at, i);
     for (int m = 0; m < M; ++m) {
@@ -113,7 +128,7 @@ inline void float_panel(const uint8_t* panel, int64_t item, const ssd_matrix& w,
 inline F load_float32(const void* at, int64_t i) { return load((const float*)at + i * W); }
 inline F load_bfloat16(const void* at, int64_t i) { return load_bf16((const uint16_t*)at + i * W); }
 
-// One row's part of a group, as the panel functions below read it.
+// What a group needs of one row, spread over the lanes when it is used.
 struct GroupOfRow {
   const int8_t* codes;
   float scale;
@@ -121,53 +136,97 @@ struct GroupOfRow {
 };
 
 template <int M>
-inline void int8_group(const uint8_t* record, const GroupOfRow* x, Sums<M>& sums) {
-  const uint16_t* scales = (const uint16_t*)(record + INT8_CODES);
-  for (int i = 0; i < VECTORS; ++i) {
-    I codes[QUADS];
-    for (int q = 0; q < QUADS; ++q) codes[q] = load_codes(record + (q * PANEL + i * W) * 4);
-    const F scale = load_half(scales + i * W);
-    for (int m = 0; m < M; ++m) {
-      I dot = spread(-CODE_BIAS * x[m].sum);
-      for (int q = 0; q < QUADS; ++q) dot = dot8(dot, codes[q], spread(four_codes(x[m].codes + 4 * q)));
-      sums[m][i] = fma(to_float(dot), mul(scale, set1(x[m].scale)), sums[m][i]);
-    }
+using Dots = I[M][VECTORS];
+
+// Adds the products of four inputs of every row: one load of codes serves all rows.
+template <int M, I (*DOT)(I, I, I)>
+inline void add_quad(const I* codes, const GroupOfRow* x, int quad, Dots<M>& dots) {
+  for (int m = 0; m < M; ++m) {
+    const I four = spread(four_codes(x[m].codes + 4 * quad));
+    for (int i = 0; i < VECTORS; ++i) dots[m][i] = DOT(dots[m][i], codes[i], four);
   }
 }
 
 template <int M>
-inline void int4_group(const uint8_t* record, const GroupOfRow* x, Sums<M>& sums) {
-  const uint16_t* scales = (const uint16_t*)(record + INT4_CODES);
+inline void int8_group(const uint8_t* record, const GroupOfRow* x, Sums<M>& sums) {
+  Dots<M> dots;
+  for (int m = 0; m < M; ++m)
+    for (int i = 0; i < VECTORS; ++i) dots[m][i] = spread(-CODE_BIAS * x[m].sum);
+#pragma GCC unroll 8
+  for (int q = 0; q < QUADS; ++q) {
+    I codes[VECTORS];
+    for (int i = 0; i < VECTORS; ++i) codes[i] = load_codes(record + (q * PANEL + i * W) * 4);
+    add_quad<M, dot8>(codes, x, q, dots);
+  }
+  const uint16_t* scales = (const uint16_t*)(record + INT8_CODES);
   for (int i = 0; i < VECTORS; ++i) {
-    I codes[QUADS];
-    for (int q = 0; q < QUADS / 2; ++q) {
-      const I both = load_codes(record + (q * PANEL + i * W) * 4);
-      codes[q] = low_nibbles(both);
-      codes[q + QUADS / 2] = high_nibbles(both);
-    }
-    const F scale = load_half(scales + i * W), minimum = load_half(scales + PANEL + i * W);
+    const F scale = load_half(scales + i * W);
+    for (int m = 0; m < M; ++m) sums[m][i] = fma(to_float(dots[m][i]), mul(scale, set1(x[m].scale)), sums[m][i]);
+  }
+}
+
+inline F load_scales(const uint16_t* p) { return load_half(p); }
+inline F load_scales(const float* p) { return load(p); }
+
+// S: what scales and minima are stored as.
+template <int M, class S>
+inline void int4_group(const uint8_t* record, const GroupOfRow* x, Sums<M>& sums) {
+  Dots<M> dots;
+  for (int m = 0; m < M; ++m)
+    for (int i = 0; i < VECTORS; ++i) dots[m][i] = spread(0);
+#pragma GCC unroll 4
+  for (int q = 0; q < QUADS / 2; ++q) {
+    I both[VECTORS], codes[VECTORS];
+    for (int i = 0; i < VECTORS; ++i) both[i] = load_codes(record + (q * PANEL + i * W) * 4);
+    for (int i = 0; i < VECTORS; ++i) codes[i] = low_nibbles(both[i]);
+    add_quad<M, dot4>(codes, x, q, dots);
+    for (int i = 0; i < VECTORS; ++i) codes[i] = high_nibbles(both[i]);
+    add_quad<M, dot4>(codes, x, q + QUADS / 2, dots);
+  }
+  const S* scales = (const S*)(record + INT4_CODES);
+  for (int i = 0; i < VECTORS; ++i) {
+    const F scale = load_scales(scales + i * W), minimum = load_scales(scales + PANEL + i * W);
     for (int m = 0; m < M; ++m) {
-      I dot = spread(0);
-      for (int q = 0; q < QUADS; ++q) dot = dot4(dot, codes[q], spread(four_codes(x[m].codes + 4 * q)));
-      const F row_scale = set1(x[m].scale);
-      sums[m][i] = fma(to_float(dot), mul(scale, row_scale), sums[m][i]);
-      sums[m][i] = fma(minimum, mul(row_scale, set1(float(x[m].sum))), sums[m][i]);
+      sums[m][i] = fma(to_float(dots[m][i]), mul(scale, set1(x[m].scale)), sums[m][i]);
+      sums[m][i] = fma(minimum, set1(x[m].scale * float(x[m].sum)), sums[m][i]);
     }
   }
 }
 
-template <int M, int64_t RECORD, void (*ADD)(const uint8_t*, const GroupOfRow*, Sums<M>&)>
+// Two scales for an output: of the group's first 16 inputs and of the others.
+template <int M>
+inline void int8_fine_group(const uint8_t* record, const GroupOfRow* x, Sums<M>& sums) {
+  const float* scales = (const float*)(record + INT8_CODES);
+  for (int half = 0; half < 2; ++half) {
+    Dots<M> dots;
+    for (int m = 0; m < M; ++m) {
+      int32_t sum = 0;
+      for (int k = 0; k < FINEST && CODE_BIAS; ++k) sum += x[m].codes[half * FINEST + k];
+      for (int i = 0; i < VECTORS; ++i) dots[m][i] = spread(-CODE_BIAS * sum);
+    }
+#pragma GCC unroll 4
+    for (int q = half * QUADS / 2; q < (half + 1) * QUADS / 2; ++q) {
+      I codes[VECTORS];
+      for (int i = 0; i < VECTORS; ++i) codes[i] = load_codes(record + (q * PANEL + i * W) * 4);
+      add_quad<M, dot8>(codes, x, q, dots);
+    }
+    for (int i = 0; i < VECTORS; ++i) {
+      const F scale = load(scales + half * PANEL + i * W);
+      for (int m = 0; m < M; ++m) sums[m][i] = fma(to_float(dots[m][i]), mul(scale, set1(x[m].scale)), sums[m][i]);
+    }
+  }
+}
+
+template <int M, int32_t FORMAT, void (*ADD)(const uint8_t*, const GroupOfRow*, Sums<M>&)>
 inline void group_panel(const uint8_t* panel, const ssd_matrix& w, const Rows& rows, int64_t first, Sums<M>& sums) {
   const int64_t groups = groups_of(w);
   for (int64_t g = 0; g < groups; ++g) {
-    const uint8_t* record = panel + g * RECORD;
-    for (int64_t line = 0; line < RECORD; line += 64) prefetch(record + AHEAD + line);
     GroupOfRow x[M];
     for (int m = 0; m < M; ++m) {
       const int64_t row = first + m;
       x[m] = {rows.codes + row * w.padded_in + g * GROUP, rows.scales[row * groups + g], rows.sums[row * groups + g]};
     }
-    ADD(record, x, sums);
+    ADD(panel + g * layout_of(FORMAT).bytes(), x, sums);
   }
 }
 
@@ -188,6 +247,16 @@ inline void finish(const ssd_matrix& w, int64_t panel, const Target& target, int
   }
 }
 
+template <int M>
+inline void code_panel(const uint8_t* panel, const ssd_matrix& w, const Rows& rows, int64_t first, Sums<M>& sums) {
+  switch (w.format) {
+    case SSD_INT8: return group_panel<M, SSD_INT8, int8_group<M>>(panel, w, rows, first, sums);
+    case SSD_INT4: return group_panel<M, SSD_INT4, int4_group<M, uint16_t>>(panel, w, rows, first, sums);
+    case SSD_INT4_WIDE: return group_panel<M, SSD_INT4_WIDE, int4_group<M, float>>(panel, w, rows, first, sums);
+    default: return group_panel<M, SSD_INT8_FINE, int8_fine_group<M>>(panel, w, rows, first, sums);
+  }
+}
+
 // Rows `first … first + M` of one panel of outputs.
 template <int M>
 void panel_block(const ssd_matrix& w, int64_t panel, const Rows& rows, int64_t first, const Target& target) {
@@ -195,8 +264,7 @@ void panel_block(const ssd_matrix& w, int64_t panel, const Rows& rows, int64_t f
   Sums<M> sums;
   clear<M>(sums);
   if (has_groups(w)) {
-    if (w.format == SSD_INT8) group_panel<M, INT8_RECORD, int8_group<M>>(data, w, rows, first, sums);
-    else group_panel<M, INT4_RECORD, int4_group<M>>(data, w, rows, first, sums);
+    code_panel<M>(data, w, rows, first, sums);
   } else {
     const float* x[M];
     for (int m = 0; m < M; ++m) x[m] = rows.x + (first + m) * rows.stride;

@@ -146,11 +146,11 @@ class Pool {
 
 // Memory that grows and is never given back while its lane lives.
 template <class T>
-class Arena {
+class Room {
  public:
-  Arena() = default;
-  Arena(const Arena&) = delete;
-  ~Arena() { free(data_); }
+  Room() = default;
+  Room(const Room&) = delete;
+  ~Room() { free(data_); }
 
   // At least `size` elements, contents lost; false when memory is short.
   bool reserve(int64_t size) {

@@ -19,8 +19,8 @@ constexpr int64_t NUCLEUS_TRIES = 8;  // candidates ranked at once for top-p
 
 // What draws reuse from row to row; one per thread.
 struct DrawScratch {
-  Arena<float> scores, block_best;
-  Arena<Entry> candidates, tries;
+  Room<float> scores, block_best;
+  Room<Entry> candidates, tries;
 
   // Room for rows of `vocab` logits and `count` candidates; false when memory is short.
   bool reserve(int64_t vocab, int64_t count) {

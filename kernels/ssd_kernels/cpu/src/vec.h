@@ -81,7 +81,6 @@ inline I spread(int32_t four) { return _mm512_set1_epi32(four); }
 inline I dot8(I sum, I codes, I x) { return _mm512_dpbusd_epi32(sum, codes, x); }
 inline I dot4(I sum, I codes, I x) { return _mm512_dpbusd_epi32(sum, codes, x); }
 inline F to_float(I v) { return _mm512_cvtepi32_ps(v); }
-inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 
 #elif defined(__AVX2__)
 
@@ -123,7 +122,6 @@ inline I dot8(I sum, I codes, I x) {
 }
 inline I dot4(I sum, I codes, I x) { return sum_pairs(sum, _mm256_maddubs_epi16(codes, x)); }
 inline F to_float(I v) { return _mm256_cvtepi32_ps(v); }
-inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 
 #elif defined(__aarch64__)
 
@@ -171,7 +169,6 @@ inline I dot8(I sum, I codes, I x) {
 }
 inline I dot4(I sum, I codes, I x) { return dot8(sum, codes, x); }
 inline F to_float(I v) { return vcvtq_f32_s32(v); }
-inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
 #else
 
@@ -220,7 +217,6 @@ inline I dot8(I sum, I codes, I x) {
 }
 inline I dot4(I sum, I codes, I x) { return dot8(sum, codes, x); }
 inline F to_float(I v) { return __builtin_convertvector(v, F); }
-inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
 #endif
 
