@@ -148,11 +148,14 @@ class Verdict:
 class RowFailure:
     """Why one row has no verdict; the other rows of the command have theirs.
 
-    by_request: the request asks for something impossible; nothing is damaged.
+    by_request: the request asks for something impossible; nothing is damaged. accepted: the drafts before
+    the place that failed, with their `logprobs`: where one of them ends the answer, nothing has failed.
     """
 
     message: str
     by_request: bool = False
+    accepted: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 RowResult = Verdict | Reading | RowFailure | None

@@ -16,6 +16,7 @@ import structlog
 from ssd_runtime.clock import Clock
 from ssd_runtime.engine.live import LiveRequest
 from ssd_runtime.engine.scheduler import BatchRow, Scheduler
+from ssd_runtime.engine.stopping import Emission
 from ssd_runtime.errors import (
     ComputeError,
     EngineClosedError,
@@ -24,11 +25,12 @@ from ssd_runtime.errors import (
     RequestError,
     SSDError,
 )
-from ssd_runtime.messages import Reading, RowFailure, RowResult, Verdict, VerifyCommand, VerifyRow
+from ssd_runtime.messages import RowFailure, RowResult, Verdict, VerifyCommand, VerifyRow
 from ssd_runtime.sequence import Sequence as TokenSequence
 from ssd_runtime.speculation.draft_lane import LaneLike
 from ssd_runtime.speculation.proposal import Proposal
 from ssd_runtime.stats import RoundRecord
+from ssd_runtime.types import TokenLogprob
 
 log = structlog.get_logger(__name__)
 
@@ -146,34 +148,50 @@ class EngineCore:
             return [RowFailure(f"the target model failed: {error!r}")] * len(rows)
 
     def _commit(self, row: BatchRow, proposal: Proposal, result: RowResult) -> None:
-        if isinstance(result, RowFailure):
-            kind = RequestError if result.by_request else ComputeError
-            self._fail([self._live[row.sequence]], kind(result.message))
-        elif result is None or isinstance(result, Reading):
-            self._live[row.sequence].read(result)
-            row.sequence.commit([], row.sequence.kv_len + row.num_feed)
-        else:
-            self._commit_tokens(row, proposal, result)
+        live = self._live[row.sequence]
+        match result:
+            case Verdict():
+                live.read(result.reading)
+                tokens = (*proposal.token_ids[: result.accepted], result.bonus)
+                emission = live.end.push(tokens)
+                self._emit(row, proposal, emission, result.logprobs, result.accepted, result.bonus)
+            case RowFailure():
+                emission = live.end.push(proposal.token_ids[: result.accepted])
+                if emission.finish_reason is None:
+                    kind = RequestError if result.by_request else ComputeError
+                    self._fail([live], kind(result.message))
+                else:  # what failed lies behind the end, where nobody asked
+                    self._emit(row, proposal, emission, result.logprobs, result.accepted)
+            case _:
+                live.read(result)
+                row.sequence.commit([], row.sequence.kv_len + row.num_feed)
 
-    def _commit_tokens(self, row: BatchRow, proposal: Proposal, verdict: Verdict) -> None:
+    def _emit(
+        self,
+        row: BatchRow,
+        proposal: Proposal,
+        emission: Emission,
+        logprobs: tuple[TokenLogprob, ...],
+        verified: int,
+        bonus: int | None = None,
+    ) -> None:
+        """Count, keep and send what the end rules left of `verified` drafts and the bonus."""
         live, sequence = self._live[row.sequence], row.sequence
-        emission = live.end.push((*proposal.token_ids[: verdict.accepted], verdict.bonus))
         emitted = len(emission.token_ids)
-        accepted = min(verdict.accepted, emitted)
+        accepted = min(verified, emitted)
         record = RoundRecord(
             request_id=sequence.request.id,
             source=proposal.source,
             looked_up=proposal.looked_up,
-            proposed=len(proposal.token_ids) if emitted > verdict.accepted else emitted,
+            proposed=len(proposal.token_ids) if emitted > verified else emitted,
             accepted=accepted,
             emitted=emitted,
-            bonus_rank=proposal.bonus_rank(verdict.accepted, verdict.bonus),
+            bonus_rank=None if bonus is None else proposal.bonus_rank(verified, bonus),
         )
         sequence.totals.add(record)
         self._on_round(record)
         sequence.commit(list(emission.token_ids), sequence.kv_len + row.num_feed + accepted)
-        live.read(verdict.reading)
-        live.tell(emission, self._clock(), verdict.logprobs[:emitted])
+        live.tell(emission, self._clock(), logprobs[:emitted])
         if emission.finish_reason is not None:
             self._remove(live)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from ssd_kernels.arrays import copied
-from ssd_runtime.messages import Reading, Report, RowFailure, RowResult, Verdict, VerifyRow
+from ssd_runtime.messages import Reading, RowFailure, RowResult, Verdict, VerifyRow
 from ssd_runtime.sampling.following import Followers, RuleError
 from ssd_runtime.sampling.logprobs import drawn_from, entry, own, prompt_entries
 from ssd_runtime.sampling.verify import verify
@@ -32,40 +33,42 @@ class Judge:
         reading = _reading(row, logits) if _reads(row) else None
         if not row.samples:
             return reading
-        try:
-            return self._verdict(row, logits[len(logits) - len(row.drafts) - 1 :], reading)
-        except RuleError as error:
-            return RowFailure(f"a rule of this request failed: {error}", by_request=True)
+        return self._verdict(row, logits[len(logits) - len(row.drafts) - 1 :], reading)
 
     def _verdict(self, row: VerifyRow, logits: Tensor, reading: Reading | None) -> Verdict | RowFailure:
-        report = row.draw.report
-        kept = logits if report is None else copied(logits)  # the sampler may overwrite what it gets
-        verdict = verify(row.drafts, self._tokens(row, logits))
-        if verdict.bonus < 0:
-            return failure(row, verdict.accepted, kept)
-        if report is None:
-            return verdict
-        entries = () if report.logprobs is None else self._entries(row, kept, verdict, report)
-        return Verdict(verdict.accepted, verdict.bonus, entries, reading)
-
-    def _entries(
-        self, row: VerifyRow, logits: Tensor, verdict: Verdict, report: Report
-    ) -> tuple[TokenLogprob, ...]:
-        """The log probabilities of the tokens that the verdict emits."""
-        emitted = (*row.drafts[: verdict.accepted], verdict.bonus)
-        if report.processed:
-            kept = [
-                drawn_from(scores[0], row.draw) for scores in islice(self._scores(row, logits), len(emitted))
-            ]
+        kept = logits if row.draw.report is None else copied(logits)  # the sampler may overwrite what it gets
+        drawn: list[int] = []
+        try:
+            verdict = verify(row.drafts, self._tokens(row, logits, drawn))
+        except RuleError as error:
+            failed = RowFailure(
+                f"a rule of this request failed: {error}", by_request=True, accepted=len(drawn)
+            )
         else:
-            kept = [own(scores) for scores in logits[: len(emitted)]]
-        return tuple(entry(*pair, report.logprobs or 0) for pair in zip(kept, emitted, strict=True))
+            if verdict.bonus >= 0:
+                emitted = (*row.drafts[: verdict.accepted], verdict.bonus)
+                return replace(verdict, logprobs=self._entries(row, kept, emitted), reading=reading)
+            failed = failure(row, verdict.accepted, kept)
+        return replace(failed, logprobs=self._entries(row, kept, row.drafts[: failed.accepted]))
 
-    def _tokens(self, row: VerifyRow, logits: Tensor) -> Iterator[int]:
-        """The target's own tokens, drawn only as far as the verdict looks."""
+    def _entries(self, row: VerifyRow, logits: Tensor, emitted: Sequence[int]) -> tuple[TokenLogprob, ...]:
+        """The log probabilities of the first tokens, where they are wanted."""
+        report = row.draw.report
+        if report is None or report.logprobs is None:
+            return ()
+        if report.processed:
+            scores = islice(self._scores(row, logits), len(emitted))
+            kept = [drawn_from(one[0], row.draw) for one in scores]
+        else:
+            kept = [own(one) for one in logits[: len(emitted)]]
+        return tuple(entry(*pair, report.logprobs) for pair in zip(kept, emitted, strict=True))
+
+    def _tokens(self, row: VerifyRow, logits: Tensor, drawn: list[int]) -> Iterator[int]:
+        """The target's own tokens, drawn only as far as the verdict looks; `drawn` collects them."""
         first = row.start + len(row.token_ids)
         for i, scores in enumerate(self._scores(row, logits)):
-            yield self._sampler.draw(scores, [row.draw], [first + i])[0]
+            drawn.append(self._sampler.draw(scores, [row.draw], [first + i])[0])
+            yield drawn[-1]
 
     def _scores(self, row: VerifyRow, logits: Tensor) -> Iterator[Tensor]:
         """The logits `[1, V]` of each position as the request's rules leave them, one after another."""
@@ -85,10 +88,12 @@ def failure(row: VerifyRow, accepted: int, logits: Tensor | None) -> RowFailure:
             f"the request's parameters leave no token possible at position {position}; relax its "
             "bans, min_tokens or structured output",
             by_request=True,
+            accepted=accepted,
         )
     return RowFailure(
         f"the target's logits at position {position} are not finite; the weights or this request's KV "
-        "are damaged"
+        "are damaged",
+        accepted=accepted,
     )
 
 

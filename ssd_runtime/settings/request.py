@@ -194,7 +194,7 @@ def _validated(model: type[AnyPart], data: Mapping[str, Any]) -> AnyPart:
 
 
 def _check_known(model: type[Part], name: object, value: object) -> None:
-    refused = NOT_OFFERED | dict.fromkeys(NOT_BUILT, "not supported yet; leave it out")
+    refused = dict.fromkeys(NOT_BUILT, "not supported yet; leave it out") | dict(NOT_OFFERED)
     if name in model.model_fields or (name in refused and value is None):
         return
     reason = refused.get(str(name)) or _unknown(model, str(name))

@@ -193,6 +193,36 @@ def test_a_model_without_an_end_token_is_refused_structured_output() -> None:
         Rig(replace(TARGET, tokenizer=endless)).submit(asked(guided_regex="a"))
 
 
+def test_a_vocabulary_that_cannot_spell_every_text_is_refused_structured_output() -> None:
+    """Sixty-three characters and no braces: no JSON, and no promise that could not be kept."""
+    with pytest.raises(RequestError, match="guided_regex: this model's tokens cannot spell every text"):
+        Rig(toy_decoder(1)).submit(asked(guided_regex="a"))
+
+
+class Wasteful(ToyTokenizer):
+    """Has a token for `"x"` and for two spaces, and spells everything with a space in front, as some do."""
+
+    def encode(self, text: str) -> list[int]:
+        """See `Tokenizer`."""
+        return super().encode(f" {text}") if text else []
+
+    def spellings(self) -> list[bytes]:
+        """See `Tokenizer`."""
+        return [*super().spellings()[:-2], b'"x"', b"  "]
+
+
+@EACH_MODE
+def test_what_must_come_is_spelt_byte_by_byte_as_it_must(mode: Mode) -> None:
+    """Whatever the tokenizer does to a text by itself: the tokens' bytes are the grammar's."""
+    tokenizer = Wasteful(VOCAB + 2)
+    model = replace(toy_decoder(1, vocab=VOCAB + 2), tokenizer=tokenizer)
+    worker = None if mode is Mode.AUTOREGRESSIVE else draft_worker(decoder_draft(model), 8, VOCAB + 2)
+    made = Rig(model, worker, mode=mode)
+    [answer] = asyncio.run(made.answers(asked(guided_grammar='start: "{" /[ ]*/ "\\"x\\": end}"')))
+    spelt = b"".join(tokenizer.spellings()[token] for token in answer.token_ids[:-1])
+    assert re.fullmatch(rb'\{ *"x": end\}', spelt)
+
+
 @EACH_MODE
 def test_every_end_token_may_end_it(mode: Mode) -> None:
     """A tokenizer with two: the grammar allows both where the text may end, and neither before."""

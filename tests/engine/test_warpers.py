@@ -165,6 +165,45 @@ def test_a_warper_that_cannot_be_made_is_refused(choice: WarperChoice, message: 
     assert str(caught.value).startswith(message.partition(", no-odd")[0])
 
 
+class NothingBehind:
+    """Raises where `token` has been said in the answer."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def warp(self, logits: Tensor, token_ids: Sequence[int], num_prompt: int) -> Tensor:
+        """See `Warper`."""
+        if self._token in token_ids[num_prompt:]:
+            raise RuntimeError("asked behind the end")
+        return logits
+
+
+@EACH_MODE
+@pytest.mark.parametrize("at", range(10))
+@pytest.mark.parametrize("how", ["token", "string", "length"])
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_what_would_fail_behind_the_end_does_not_fail(
+    mode: Mode, at: int, how: str, logprobs: int | None
+) -> None:
+    """A span accepted past the end asks for places that plain decoding never reaches."""
+    free = answer_to(asked(), Mode.AUTOREGRESSIVE)
+    last = free.token_ids[at]
+    ends = {
+        "token": {"stop_token_ids": (last,)},
+        "string": {"stop": (free.text[at],)},
+        "length": {"max_tokens": 3},
+    }
+    made = rig(mode)
+    made.limits.warpers.register("end", NothingBehind)
+    last = free.token_ids[2] if how == "length" else last
+    choice = WarperChoice("end", (("token", last),))
+    request = asked(choice, logprobs=logprobs, **ends[how])  # type: ignore[arg-type]
+    cut = free.token_ids[: free.token_ids.index(last) + 1]
+    [answer] = asyncio.run(made.answers(request))
+    assert answer.token_ids == cut
+    assert [entry.token_id for entry in answer.logprobs] == ([] if logprobs is None else list(cut))
+
+
 class Plugin:
     """Provides `no-odd`."""
 

@@ -20,11 +20,13 @@ from ssd_runtime.server.run import listen, serve
 from ssd_runtime.server.service import Service
 from ssd_runtime.settings.load import load_settings
 from ssd_runtime.testing.engines import toy_engine
+from ssd_runtime.testing.toy import toy_decoder
 
 settings = load_settings(None, ["server.port=0"], environ={}).settings
+models = {"toy/target": toy_decoder(1, vocab=96)}  # with braces, for the JSON example
 listener = listen(settings.server)
 print(listener.getsockname()[1], flush=True)
-sys.exit(asyncio.run(serve(Service(settings), lambda service: toy_engine(), listener)))
+sys.exit(asyncio.run(serve(Service(settings), lambda service: toy_engine(models=models), listener)))
 """
 
 
