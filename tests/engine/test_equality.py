@@ -100,6 +100,8 @@ def check(rig: Rig, *requests: Request) -> None:
         assert answer.token_ids == expected.token_ids
         assert answer.text == expected.text
         assert answer.finish_reason == expected.finish_reason
+        assert answer.prompt_logprobs == expected.prompt_logprobs
+        assert answer.logprobs == expected.logprobs
         check_numbers(answer)
 
 
@@ -150,6 +152,26 @@ class Case:
         )
 
 
+token_ids = st.integers(0, VOCAB - 1)
+rules = st.just({}) | st.fixed_dictionaries(
+    {},
+    optional={
+        "repetition_penalty": st.sampled_from((0.7, 1.4)),
+        "presence_penalty": st.sampled_from((-1.0, 2.0)),
+        "frequency_penalty": st.sampled_from((-1.0, 1.0)),
+        "logit_bias": st.lists(st.tuples(token_ids, st.sampled_from((-100.0, 4.0))), max_size=3).map(tuple),
+        "allowed_token_ids": st.just(tuple(range(0, VOCAB, 2))),
+        "banned_token_ids": st.lists(st.integers(1, VOCAB - 1), max_size=4).map(tuple),
+        "bad_words": st.lists(st.text("ABC FE", min_size=1, max_size=2), max_size=2).map(tuple),
+        "include_stop_str_in_output": st.booleans(),
+        "logprobs": st.integers(0, 2),
+        "prompt_logprobs": st.integers(0, 1),
+        "echo": st.booleans(),
+    },
+)
+"""What may be asked beside temperature, truncation and ends; half of the requests ask for nothing."""
+
+
 @st.composite
 def requests(draw: st.DrawFn, name: str) -> Request:
     """A prompt of 1 to 9 tokens and up to 20 tokens to answer, ended in any way."""
@@ -163,6 +185,7 @@ def requests(draw: st.DrawFn, name: str) -> Request:
         max_tokens=draw(st.integers(1, 20)),
         ignore_eos=draw(st.booleans()),
     )
+    params = replace(params, **draw(rules))
     request = Request(name, prompt_token_ids=tuple(prompt), params=params)
     return replace(
         request,
