@@ -1,15 +1,15 @@
 """How many outcomes to prepare: more paths make every draft pass slower, and proposals shorter.
 
 With M paths a pass of the draft takes t(M) seconds, so that a build that lasts as long as a
-verification, T seconds, gives proposals of about d(M) = T / t(M) - 1 tokens (the first pass reads
-the last token of the proposal in hand). The likely outcomes are few: h(M) is the share of bonuses
-that were among the M best candidates. The chooser takes the M that promises most tokens a round,
-h(M) · (1 - a^(d+1)) / (1 - a) + 1 - h(M) at acceptance rate a, from what it measured.
+verification, T seconds, gives proposals of about d(M) = T / t(M) - ½ tokens: its first pass reads the
+last token of the proposal in hand, and its last one, half done at the verdict, is finished. The
+likely outcomes are few: h(M) is the share of bonuses that were among the M best candidates. The
+chooser takes the M that promises most tokens a second, h(M) · (1 - a^(d+1)) / (1 - a) + 1 - h(M) at
+acceptance rate a, in T + t(M) / 2 seconds, from what it measured.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from ssd_runtime.speculation.commands import StepCost
@@ -17,6 +17,7 @@ from ssd_runtime.speculation.commands import StepCost
 SMOOTHING = 0.2
 PRIOR_ACCEPTANCE = 0.8
 FIRST_SHARE = 0.6
+EXTRA_TOKEN = 0.15
 
 
 class Average:
@@ -53,7 +54,7 @@ class BudgetChooser:
     def note_steps(self, steps: Iterable[StepCost]) -> None:
         """The draft took this long for its passes."""
         for step in steps:
-            self._steps.setdefault(step.paths, Average()).add(step.seconds)
+            self._steps.setdefault(step.tokens, Average()).add(step.seconds)
 
     def note_outcome(self, proposed: int, accepted: int, rank: int | None) -> None:
         """One verdict: the bonus was the draft's candidate number `rank`, or none of them."""
@@ -65,23 +66,33 @@ class BudgetChooser:
         """Outcomes to prepare for each of `num_rows` rows."""
         if not self._most or self._verify.value is None or not self._steps:
             return min(self._most, 2)
-        return max(range(1, self._most + 1), key=lambda budget: self._tokens(budget, num_rows))
+        return max(range(1, self._most + 1), key=lambda budget: self._rate(budget, num_rows))
 
-    def _tokens(self, budget: int, num_rows: int) -> float:
-        verify = self._verify.value or 0.0
-        depth = max(0.0, min(self._length, verify / self._step(budget * num_rows) - 1))
+    def _rate(self, budget: int, num_rows: int) -> float:
+        """Tokens a second of one row."""
+        verify, step = self._verify.value or 0.0, self._step(budget * num_rows)
+        depth = max(0.0, min(self._length, verify / step - 0.5))
         rate = PRIOR_ACCEPTANCE if self._acceptance.value is None else self._acceptance.value
         expected = depth + 1 if rate >= 1 else (1 - rate ** (depth + 1)) / (1 - rate)
         share = self._share(budget)
-        return share * expected + 1 - share
+        return (share * expected + 1 - share) / (verify + step / 2)
 
     def _share(self, budget: int) -> float:
         """The part of all bonuses that the best `budget` candidates would have covered."""
         seen = FIRST_SHARE + sum(self._ranks[:budget])
         return seen / (1 + sum(self._ranks))
 
-    def _step(self, paths: int) -> float:
-        """Seconds of a pass over `paths` paths: the nearest measured count, in proportion beyond it."""
-        nearest = min(self._steps, key=lambda known: (abs(known - paths), known))
+    def _step(self, tokens: int) -> float:
+        """Seconds of a pass over `tokens` tokens: as measured, or from the nearest count that was."""
+        nearest = min(self._steps, key=lambda known: (abs(known - tokens), known))
         seconds = self._steps[nearest].value or 1e-9
-        return seconds * math.sqrt(max(1.0, paths / nearest))
+        return seconds * _relative_cost(tokens) / _relative_cost(nearest)
+
+
+def _relative_cost(tokens: int) -> float:
+    """What a pass costs beside one over a single token, before anything is measured.
+
+    Without it a count that was never tried would look as dear as the nearest one that was, and a budget
+    that is too large would never be left.
+    """
+    return 1 + EXTRA_TOKEN * (tokens - 1)

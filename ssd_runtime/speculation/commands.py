@@ -108,9 +108,9 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """One pass of the draft: how many paths it extended, and how long it took in seconds."""
+    """One pass of the draft: how many tokens it fed, over all paths, and how long it took in seconds."""
 
-    paths: int
+    tokens: int
     seconds: float
 
 

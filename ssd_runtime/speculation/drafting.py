@@ -134,7 +134,7 @@ class DraftWorker:
         picks = map(_pick, self._drafted(lines, feeds, asks))
         for line, feed in zip(lines, feeds, strict=True):
             line.take([next(picks) for _ in range(feed.num_logits)])
-        return StepCost(len(lines), self._clock() - started)
+        return StepCost(sum(len(feed.token_ids) for feed in feeds), self._clock() - started)
 
     def _drafted(
         self, lines: Sequence[Line], feeds: Sequence[Feed], asks: Sequence[Ask]

@@ -38,6 +38,11 @@ def test_a_bonus_that_is_always_the_first_candidate_needs_one_path() -> None:
     assert chooser(0.05, dear, [0] * 50).choose(1) == 1
 
 
+def test_fewer_paths_than_were_tried_are_expected_to_be_cheaper() -> None:
+    """A large budget is left again, although nobody has measured a small one."""
+    assert chooser(0.025, {8: 0.012}, [0] * 50).choose(1) == 1
+
+
 def test_more_rows_make_every_path_dearer() -> None:
     """The budget of a row never grows with the batch."""
     dear = {paths: 0.01 + 0.004 * paths for paths in (1, 2, 4, 8, 16, 32, 64)}
