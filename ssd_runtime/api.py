@@ -19,12 +19,15 @@ from ssd_runtime.stats import RoundRecord
 from ssd_runtime.types import Request, SamplingParams
 
 if TYPE_CHECKING:
-    from ssd_kernels.cpu.matrix import Format, pack_native
-    from ssd_runtime.models.linear import Float32Quantizer, Quantizer, WeightMatrix
+    from ssd_kernels.cpu.coded import CodedWeight
+    from ssd_kernels.cpu.matrix import Format, pack_native, pack_native_codes
+    from ssd_runtime.models.linear import CodeQuantizer, Float32Quantizer, Quantizer, WeightMatrix
     from ssd_runtime.sampling.draw import DraftStep, draft_steps, draw_tokens
     from ssd_runtime.speculation.model_draft import DraftModel, DraftState, Feed
 
 _HEAVY = {
+    "CodeQuantizer": "ssd_runtime.models.linear",
+    "CodedWeight": "ssd_kernels.cpu.coded",
     "DraftModel": "ssd_runtime.speculation.model_draft",
     "DraftState": "ssd_runtime.speculation.model_draft",
     "DraftStep": "ssd_runtime.sampling.draw",
@@ -36,10 +39,13 @@ _HEAVY = {
     "draft_steps": "ssd_runtime.sampling.draw",
     "draw_tokens": "ssd_runtime.sampling.draw",
     "pack_native": "ssd_kernels.cpu.matrix",
+    "pack_native_codes": "ssd_kernels.cpu.matrix",
 }
 
 __all__ = [
     "CachePolicy",
+    "CodeQuantizer",
+    "CodedWeight",
     "DraftModel",
     "DraftState",
     "DraftStep",
@@ -66,6 +72,7 @@ __all__ = [
     "fanout",
     "hookimpl",
     "pack_native",
+    "pack_native_codes",
 ]
 
 

@@ -1,7 +1,8 @@
 """Quantizers: bf16, int8 and int4, in the native library's panels where there is one.
 
 There int8 and int4 keep a scale (int4 a minimum too) per 32 inputs of an output, and round the inputs of a
-product to int8 in the same groups; bf16 multiplies in float32.
+product to int8 in the same groups; bf16 multiplies in float32. Where a file keeps a weight in codes of no
+more bits than were asked for, those codes and their scales are used as they are, and nothing is rounded.
 
 The matrices below serve where there is no library. They take float32 rows, round them to bfloat16 and use
 PyTorch's own kernels, whose rows were found to be independent of each other for every number of rows
@@ -16,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ssd_runtime.api import Format, pack_native
+from ssd_runtime.api import Format, pack_native, pack_native_codes
 
 if TYPE_CHECKING:
-    from ssd_runtime.api import WeightMatrix
+    from ssd_runtime.api import CodedWeight, WeightMatrix
 
 INT4_GROUP = 32
 _SMALLEST_SCALE = 1e-12
@@ -103,6 +104,10 @@ class Int8Quantizer:
         """Round one float32 weight `[out, in]` to int8."""
         return pack_native(weight, Format.INT8) or Int8Matrix(weight)
 
+    def pack_codes(self, weight: CodedWeight) -> WeightMatrix | None:
+        """The codes of a file, in whatever number of bits."""
+        return pack_native_codes(weight)
+
 
 class Int4Quantizer:
     """Five bits a weight for projections; vocabulary matrices, and shapes that do not fit, in int8."""
@@ -112,9 +117,18 @@ class Int4Quantizer:
     def pack(self, weight: Tensor) -> WeightMatrix:
         """Round one float32 weight `[out, in]` to int4."""
         out, inputs = weight.shape
-        if out > _TALL * inputs:
+        if _is_vocabulary(weight):
             return Int8Quantizer().pack(weight)
         native = pack_native(weight, Format.INT4)
         if native is not None:
             return native
         return Int8Matrix(weight) if inputs % INT4_GROUP or out % 16 else Int4Matrix(weight)
+
+    def pack_codes(self, weight: CodedWeight) -> WeightMatrix | None:
+        """The codes of a file, if they have 4 bits or are a vocabulary's."""
+        return pack_native_codes(weight) if weight.bits == 4 or _is_vocabulary(weight.codes) else None
+
+
+def _is_vocabulary(weight: Tensor) -> bool:
+    out, inputs = weight.shape
+    return out > _TALL * inputs

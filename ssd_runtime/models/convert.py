@@ -1,5 +1,7 @@
 """GGUF → a cached folder of float32 safetensors, made once and complete or not there at all.
 
+Beside them is written where the file's own blocks lie, for quantizers that use those.
+
 A cache entry is a folder named after the source file (path, size, time, format version). It is
 written under a temporary name and renamed; a lock lets one process convert while others wait.
 """
@@ -25,13 +27,15 @@ from torch import Tensor
 from ssd_runtime.errors import ModelError
 from ssd_runtime.models.config import DecoderConfig, RopeScaling
 from ssd_runtime.models.gguf import GGUFFile
+from ssd_runtime.models.gguf_blocks import BlockPlace, StoredWeights
 from ssd_runtime.models.loading import Progress
 from ssd_runtime.models.safetensors import read_json
 from ssd_runtime.models.tokenizer import save_gguf_tokenizer
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SHARD_BYTES = 1 << 30
 _CONFIG = "decoder.json"
+_BLOCKS = "blocks.json"
 
 
 def default_cache_dir() -> Path:
@@ -61,6 +65,14 @@ def read_config(folder: Path) -> DecoderConfig:
     rope["frequency_divisors"] = _tuple_or_none(rope["frequency_divisors"])
     raw |= {"rope": RopeScaling(**rope), "windows": tuple(raw["windows"])}
     return DecoderConfig(**raw | {"eos_token_ids": tuple(raw["eos_token_ids"])})
+
+
+def stored_weights(folder: Path, path: Path) -> StoredWeights:
+    """The blocks of the GGUF file `path`, whose cache folder is `folder`."""
+    places = read_json(folder / _BLOCKS)
+    return StoredWeights(
+        path, {name: BlockPlace(**place | {"shape": tuple(place["shape"])}) for name, place in places.items()}
+    )
 
 
 def is_converted(folder: Path) -> bool:
@@ -104,6 +116,8 @@ def _write_entry(folder: Path, path: Path, progress: Progress) -> None:
     config = source.config()
     _write_weights(folder, source, config, progress)
     save_gguf_tokenizer(path, folder)
+    places = {name: asdict(place) for name, place in source.places(config).items()}
+    (folder / _BLOCKS).write_text(json.dumps(places), encoding="utf-8")
     (folder / _CONFIG).write_text(json.dumps(asdict(config)), encoding="utf-8")
 
 

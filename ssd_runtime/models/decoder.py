@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ssd_kernels.cpu.coded import CodedWeight
 from ssd_runtime.device.transfer import HOST, Transfer
 from ssd_runtime.memory.kv import PagedKV
 from ssd_runtime.messages import ForwardRow, Interrupted, StopWord
@@ -25,15 +26,22 @@ _EMBEDDING = "model.embed_tokens.weight"
 
 
 class Decoder:
-    """A decoder with its weights. `weights` are float32 under Hugging Face's names.
+    """A decoder with its weights. `weights` are float32 under Hugging Face's names; `stored` has those of
+    them that a file keeps as codes, with the same values.
 
     A token's logits are the same to the last bit alone, in any batch and in any chunking.
     Raises ModelError when a weight is missing or has another shape than `config` says.
     """
 
-    def __init__(self, config: DecoderConfig, weights: Mapping[str, Tensor], quantizer: Quantizer) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, Tensor],
+        quantizer: Quantizer,
+        stored: Mapping[str, CodedWeight] | None = None,
+    ) -> None:
         self.config = config
-        loader = Loader(config, weights, quantizer)
+        loader = Loader(config, weights, quantizer, stored or {})
         head = _EMBEDDING if config.tie_embeddings else "lm_head.weight"
         # stays in the file that it is mapped from: a pass touches a few rows of it
         self.embedding = loader.take([_EMBEDDING], config.vocab_size, config.hidden)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ssd_runtime.errors import ModelError
 from ssd_runtime.models.config import DecoderConfig, from_gguf
+from ssd_runtime.models.gguf_blocks import TYPES, BlockPlace, unpermute
 
 MAGIC = b"GGUF"
 
@@ -74,21 +75,36 @@ class GGUFFile:
 
     def weights(self, config: DecoderConfig) -> Iterator[tuple[str, Tensor]]:
         """Every weight under its Hugging Face name, float32, one at a time."""
-        permuted = self.metadata["general.architecture"] == "llama"
-        heads = {"attn_q": config.heads, "attn_k": config.kv_heads} if permuted else {}
         for name, tensor in self._tensors.items():
             if name == _ROPE_DIVISORS:
                 continue
-            weight = self._dequantised(tensor)
-            match = _LAYER_NAME.fullmatch(name)
-            if match and match[2] in heads:
-                weight = _unpermute(weight, heads[match[2]])
-            yield self._hf_name(name), weight
+            weight, heads = self._dequantised(tensor), self._permuted_heads(name, config)
+            yield self._hf_name(name), unpermute(weight, heads) if heads else weight
+
+    def places(self, config: DecoderConfig) -> dict[str, BlockPlace]:
+        """Where the weights lie that can be used as they are stored, by their Hugging Face names."""
+        return {
+            self._hf_name(name): BlockPlace(
+                tensor.tensor_type.name,
+                int(tensor.data_offset),
+                (int(tensor.shape[1]), int(tensor.shape[0])),
+                self._permuted_heads(name, config),
+            )
+            for name, tensor in self._tensors.items()
+            if tensor.tensor_type.name in TYPES and len(tensor.shape) == 2
+        }
 
     @property
     def num_weights(self) -> int:
         """How many weights `weights` yields."""
         return len(self._tensors) - (_ROPE_DIVISORS in self._tensors)
+
+    def _permuted_heads(self, name: str, config: DecoderConfig) -> int:
+        """How many heads' rows of the tensor llama.cpp has reordered."""
+        match = _LAYER_NAME.fullmatch(name)
+        if match is None or self.metadata["general.architecture"] != "llama":
+            return 0
+        return {"attn_q": config.heads, "attn_k": config.kv_heads}.get(match[2], 0)
 
     def _hf_name(self, name: str) -> str:
         if name in _GLOBAL_NAMES:
@@ -154,9 +170,3 @@ def _open(path: Path) -> GGUFReader:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
         raise ModelError(f"{path}: not a usable GGUF file: {error}") from error
-
-
-def _unpermute(weight: Tensor, heads: int) -> Tensor:
-    """Undo llama.cpp's reordering of query and key rows (rotary pairs adjacent → halves apart)."""
-    pairs = weight.view(heads, len(weight) // heads // 2, 2, *weight.shape[1:])
-    return pairs.transpose(1, 2).reshape(weight.shape)

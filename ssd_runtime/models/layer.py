@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssd_kernels.cpu.coded import CodedWeight, joined
 from ssd_runtime.errors import ModelError
 from ssd_runtime.models.config import DecoderConfig
-from ssd_runtime.models.linear import Quantizer, WeightMatrix, moved
+from ssd_runtime.models.linear import CodeQuantizer, Quantizer, WeightMatrix, moved
 
 
 @dataclass(slots=True)
@@ -48,8 +49,14 @@ def _moved(value: Any, device: torch.device) -> Any:
 class Loader:
     """Takes named weights out of the mapping, checks their shapes and packs them."""
 
-    def __init__(self, config: DecoderConfig, weights: Mapping[str, Tensor], quantizer: Quantizer) -> None:
-        self.config, self.weights, self.quantizer = config, weights, quantizer
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, Tensor],
+        quantizer: Quantizer,
+        stored: Mapping[str, CodedWeight],
+    ) -> None:
+        self.config, self.weights, self.quantizer, self.stored = config, weights, quantizer, stored
 
     def take(self, names: Sequence[str], *shape: int) -> Tensor:
         """The named weights one below the other, `shape` in all."""
@@ -65,8 +72,17 @@ class Loader:
         return joined
 
     def pack(self, names: Sequence[str], out: int, inputs: int) -> WeightMatrix:
-        """A quantized matrix `[out, inputs]`."""
-        return self.quantizer.pack(self.take(names, out, inputs).float())
+        """A quantized matrix `[out, inputs]`, of the file's own codes where the quantizer takes them."""
+        matrix = self._pack_codes(names, out, inputs)
+        return self.quantizer.pack(self.take(names, out, inputs).float()) if matrix is None else matrix
+
+    def _pack_codes(self, names: Sequence[str], out: int, inputs: int) -> WeightMatrix | None:
+        if not isinstance(self.quantizer, CodeQuantizer) or not all(name in self.stored for name in names):
+            return None
+        weight = joined([self.stored[name] for name in names])
+        if weight is None or weight.codes.shape != (out, inputs) or not weight.is_finite:
+            return None
+        return self.quantizer.pack_codes(weight)
 
     def vector(self, names: Sequence[str], size: int) -> Tensor:
         """A vector in memory of its own: small, and the file need not stay open for it."""

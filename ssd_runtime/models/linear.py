@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ssd_kernels.cpu.coded import CodedWeight
 from ssd_kernels.cpu.matrix import Format, NativeMatrix, pack_native
 from ssd_runtime.errors import NotAvailableError
 
@@ -41,6 +42,15 @@ class Quantizer(Protocol):
 
     def pack(self, weight: Tensor) -> WeightMatrix:
         """Pack one float32 weight `[out, in]`; the caller drops its reference afterwards."""
+        ...
+
+
+@runtime_checkable
+class CodeQuantizer(Quantizer, Protocol):
+    """A quantizer that can also take the codes of a file as they are."""
+
+    def pack_codes(self, weight: CodedWeight) -> WeightMatrix | None:
+        """Pack a weight without rounding it; None to be given its float32 values by `pack` instead."""
         ...
 
 

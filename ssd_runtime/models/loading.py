@@ -86,6 +86,7 @@ def load(
     cache_dir: where converted models are kept; by default under the user's cache directory.
     Raises ModelError.
     """
+    from ssd_runtime.models.convert import stored_weights
     from ssd_runtime.models.decoder import Decoder
     from ssd_runtime.models.safetensors import SafetensorsFolder
     from ssd_runtime.models.selfcheck import check_rows
@@ -94,7 +95,8 @@ def load(
     folder = _folder(source, progress, cache_dir)
     config = _config(folder)
     progress(f"loading {source.name}", 0, 1)
-    decoder = Decoder(config, SafetensorsFolder(folder), quantizer)
+    stored = stored_weights(folder, source.path) if source.kind is SourceKind.GGUF and source.path else None
+    decoder = Decoder(config, SafetensorsFolder(folder), quantizer, stored)
     tokenizer = HFTokenizer(folder, config.eos_token_ids)
     policy = check_rows(decoder)
     progress(f"loading {source.name}", 1, 1)
