@@ -24,11 +24,13 @@ inline void pause() {
 }
 
 // Spins while the other side is surely running, then gives the core away: it may be what the other waits for.
+// Asleep, and not by a yield: Linux 6.18 takes a whole time slice for each one, and thousands of them leave a
+// thread without its turn for many seconds.
 template <class Done>
 void spin_until(Done done) {
   for (int i = 0; !done(); ++i) {
     if (i < 20000) pause();
-    else std::this_thread::yield();
+    else std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 }
 
