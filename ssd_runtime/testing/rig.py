@@ -11,7 +11,7 @@ from ssd_runtime.clock import ManualClock
 from ssd_runtime.device.lane import Worker
 from ssd_runtime.engine.core import EngineCore
 from ssd_runtime.engine.live import LiveRequest
-from ssd_runtime.engine.prepare import Limits, prepare
+from ssd_runtime.engine.prepare import Limits, Prepared, prepare
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.target import TargetWorker
 from ssd_runtime.errors import SSDError
@@ -130,7 +130,7 @@ class Rig:
 
     def submit(self, request: Request) -> TokenSequence:
         """Hand a request to the core, as `Engine` does; raises what `prepare` raises."""
-        sequence, end = prepare(request, self._tokenizer, self.limits)
+        sequence, end = self.prepare(request)
         heard = self.pieces.setdefault(request.id, [])
 
         def listen(piece: Output | SSDError) -> None:
@@ -139,6 +139,10 @@ class Rig:
 
         self.core.submit(LiveRequest(sequence, end, listen, "test", 0, self.clock()))
         return sequence
+
+    def prepare(self, request: Request) -> Prepared:
+        """Check a request as `submit` does, and do nothing with it."""
+        return prepare(request, self._tokenizer, self.limits)
 
     async def run(self, most: int = 2000) -> None:
         """Rounds until nothing is left to do; the books of the blocks are checked after each."""

@@ -153,7 +153,7 @@ class Case:
 
 
 token_ids = st.integers(0, VOCAB - 1)
-rules = st.just({}) | st.fixed_dictionaries(
+rules: st.SearchStrategy[dict[str, Any]] = st.just({}) | st.fixed_dictionaries(
     {},
     optional={
         "repetition_penalty": st.sampled_from((0.7, 1.4)),
