@@ -166,7 +166,7 @@ class Engine:
         """The whole answer at once; raises as `generate` does."""
         async with aclosing(self.generate(request, params)) as pieces:
             answer = answer_of([piece async for piece in pieces])
-        if FinishReason.CANCELLED in (answer.finish_reason, *(each.finish_reason for each in answer.choices)):
+        if any(each.finish_reason is FinishReason.CANCELLED for each in answer.every):
             raise EngineClosedError("the request was cancelled before it was finished")
         return answer
 

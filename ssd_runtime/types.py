@@ -233,3 +233,8 @@ class Answer:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     choices: tuple[Answer, ...] = ()
+
+    @property
+    def every(self) -> tuple[Answer, ...]:
+        """All answers, also where there is one."""
+        return self.choices or (self,)

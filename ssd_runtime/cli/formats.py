@@ -71,7 +71,7 @@ class JsonLinesFormat:
 
     def answer(self, request_id: object, answer: Answer) -> str:
         """Everything that is known about the answer; of several, the first and then all as `choices`."""
-        every = answer.choices or (answer,)
+        every = answer.every
         return _line(
             {
                 "id": request_id,

@@ -22,11 +22,12 @@ class Summary:
         self._totals = RoundTotals()
 
     def add(self, answer: Answer) -> None:
-        """Count one answer."""
+        """Count one answered request, and all tokens that it got."""
         self.answered += 1
-        self._tokens += len(answer.token_ids)
         self._first_token_seconds.append(answer.timing.first_token_seconds)
-        _add(self._totals, answer.speculation)
+        for each in answer.every:
+            self._tokens += len(each.token_ids)
+            _add(self._totals, each.speculation)
 
     def add_failure(self) -> None:
         """Count one request that got no answer."""

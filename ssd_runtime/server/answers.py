@@ -15,7 +15,7 @@ def whole(endpoint: Endpoint, answer: Answer, model: str, params: SamplingParams
     """The body of an answer that is sent at once."""
     choices = [
         {"index": index, **endpoint.choice(each), **_told(endpoint, each, params, 0)}
-        for index, each in enumerate(answer.choices or (answer,))
+        for index, each in enumerate(answer.every)
     ]
     return {
         **_head(answer.request_id, endpoint.name, model),
@@ -56,7 +56,7 @@ def usage_chunk(endpoint: Endpoint, answer: Answer, model: str) -> dict[str, Any
 
 def usage(answer: Answer) -> dict[str, Any]:
     """Tokens, counted as OpenAI counts them; draft tokens are its predictions."""
-    every = answer.choices or (answer,)
+    every = answer.every
     prompt, completion = len(answer.prompt_token_ids), sum(len(each.token_ids) for each in every)
     accepted = sum(each.speculation.accepted_tokens for each in every)
     drafted = sum(each.speculation.draft_tokens for each in every)

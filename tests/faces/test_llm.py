@@ -11,6 +11,7 @@ import pytest
 from ssd_runtime.errors import EngineClosedError, ModelError, RequestError
 from ssd_runtime.llm import LLM
 from ssd_runtime.settings.schema import EngineSettings, Settings
+from ssd_runtime.testing.engines import toy_engine
 from ssd_runtime.testing.fake_engine import FakeEngine, Step, echo, prompt_text
 from ssd_runtime.types import Request, SamplingParams
 
@@ -127,3 +128,26 @@ def test_a_model_that_cannot_be_loaded_raises_where_the_llm_is_made() -> None:
 
     with pytest.raises(ModelError, match="no such model"):
         LLM(engine=Broken)
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "ssd"])
+def test_every_parameter_goes_through_it(policy: str) -> None:
+    """The blocking face takes the same parameters and gives the same answers as the engine does."""
+    params = SamplingParams(
+        temperature=1.0,
+        max_tokens=5,
+        seed=1,
+        n=2,
+        logprobs=1,
+        banned_token_ids=(0, 40),
+        frequency_penalty=1.0,
+        echo=True,
+    )
+    with LLM(engine=lambda: toy_engine(f"scheduler.policy={policy}")) as llm:
+        [answer] = llm.generate("HI", params)
+        pieces = list(llm.stream("HI", params))
+    assert len(answer.choices) == 2
+    for index, choice in enumerate(answer.choices):
+        assert choice.text.startswith("HI")
+        assert len(choice.logprobs) == 5
+        assert "".join(piece.text for piece in pieces if piece.index == index) == choice.text

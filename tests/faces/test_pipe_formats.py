@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ from ssd_runtime.cli.streams import MAX_LINE_BYTES, LineSplitter
 from ssd_runtime.cli.summary import Summary
 from ssd_runtime.clock import ManualClock
 from ssd_runtime.errors import EngineError, RequestError
-from ssd_runtime.types import Answer, FinishReason, SpeculationStats, Timing
+from ssd_runtime.types import Answer, FinishReason, SpeculationStats, Timing, TokenLogprob
 
 
 def answer(text: str = "hi", **speculation: int) -> Answer:
@@ -150,3 +152,46 @@ def test_the_summary_leaves_out_what_is_not_defined() -> None:
     summary = Summary(ManualClock())
     summary.add(answer(rounds=4))
     assert str(summary) == "1 requests, 0 failed; 2 tokens in 0.0 s; first token P50 0.200 s"
+
+
+def test_several_answers_stand_beside_the_first() -> None:
+    """The line is the first answer's, with all of them as `choices`; the usage is their sum."""
+    one, two = answer("a"), answer("b")
+    several = replace(one, choices=(one, two))
+    line = json.loads(JsonLinesFormat().answer("x", several))
+    assert line["text"] == "a"
+    assert [choice["text"] for choice in line["choices"]] == ["a", "b"]
+    assert line["choices"][1].keys() == {
+        "text",
+        "token_ids",
+        "finish_reason",
+        "seed",
+        "timing",
+        "speculation",
+    }
+    assert line["usage"] == {"prompt_tokens": 3, "completion_tokens": 4}
+    assert "choices" not in json.loads(JsonLinesFormat().answer("x", one))
+
+
+def test_log_probabilities_are_numbers_that_json_has() -> None:
+    """Impossible is -9999, the first token of a prompt has null; half a character is U+FFFD and bytes."""
+    told = TokenLogprob(1, -0.5, (TokenLogprob(2, -0.25, spelling="é".encode()[:1]),), b"a")
+    first, never = TokenLogprob(5, None, spelling=b"x"), TokenLogprob(6, -math.inf, spelling=b"y")
+    line = json.loads(
+        JsonLinesFormat().answer("x", replace(answer(), logprobs=(told,), prompt_logprobs=(first, never)))
+    )
+    other = {"token": "\ufffd", "token_id": 2, "logprob": -0.25, "bytes": [0xC3]}
+    assert line["logprobs"] == [
+        {"token": "a", "token_id": 1, "logprob": -0.5, "bytes": [97], "top_logprobs": [other]}
+    ]
+    assert [entry["logprob"] for entry in line["prompt_logprobs"]] == [None, -9999.0]
+
+
+def test_the_summary_counts_every_answer_of_a_request() -> None:
+    """One request, the tokens and rounds of both answers."""
+    clock = ManualClock()
+    summary = Summary(clock)
+    one = answer(rounds=2, draft_tokens=4)
+    summary.add(replace(one, choices=(one, one)))
+    clock.advance(2.0)
+    assert str(summary).startswith("1 requests, 0 failed; 4 tokens in 2.0 s: 2.0 tokens/s")
