@@ -35,11 +35,12 @@ class Follower:
     def follow(self, settled: Sequence[int], length: int, guessed: Sequence[int]) -> None:
         """Stand behind the first `length` tokens of `settled`, at least the prompt, and then `guessed`.
 
-        `settled` is the same text at each call, perhaps longer.
+        `settled` is the same text at each call, longer or shorter.
         """
         if not self._settled:
             self._start(settled[: self._num_prompt])
         if length != self._settled:
+            self._settled = min(length, self._settled)
             self._shorten(self._settled)
             self._extend(settled[self._settled : length])
             self._settled = length

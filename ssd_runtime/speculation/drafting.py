@@ -19,6 +19,7 @@ from ssd_runtime.messages import StopWord
 from ssd_runtime.models.native import Ask, draws_natively
 from ssd_runtime.sampling.draw import DraftStep
 from ssd_runtime.sampling.following import Followers
+from ssd_runtime.sampling.warp import BANNED
 from ssd_runtime.speculation.commands import (
     BuildCommand,
     BuildResult,
@@ -162,4 +163,7 @@ class DraftWorker:
 
 def _pick(step: DraftStep) -> Pick:
     margin = step.scores[0] - step.scores[1] if len(step.scores) > 1 else 0.0
-    return Pick(step.token, Guess(step.candidates, margin))
+    likely = step.candidates
+    if step.scores and step.scores[-1] < BANNED / 2:
+        likely = tuple(token for token, score in zip(likely, step.scores, strict=True) if score > BANNED / 2)
+    return Pick(step.token, Guess(likely, margin))

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from ssd_plugins.ngram import NgramProposer
 from ssd_runtime.errors import RequestError
 from ssd_runtime.settings.request import parse_params
+from ssd_runtime.speculation.commands import BuildResult
 from ssd_runtime.speculation.proposing import ProposerWorker
 from ssd_runtime.testing.rig import Rig, decoder_draft, draft_worker
 from ssd_runtime.testing.toy import ToyTokenizer, toy_decoder
@@ -133,6 +134,29 @@ def test_a_draft_that_knows_the_grammar_is_accepted(mode: Mode) -> None:
     stats = answer.speculation
     assert stats.accepted_tokens == stats.draft_tokens
     assert (stats.draft_tokens > 0) is (mode is not Mode.AUTOREGRESSIVE)
+
+
+def test_no_outcome_is_prepared_that_the_grammar_excludes() -> None:
+    """Where only one token can follow, the budget is not spent on others."""
+    seen: list[BuildResult] = []
+
+    class Watched:
+        def __init__(self) -> None:
+            self._worker = draft_worker(decoder_draft(TARGET), 8, VOCAB)
+
+        def execute(self, command: Any) -> Any:
+            result = self._worker.execute(command)
+            if isinstance(result, BuildResult):
+                seen.append(result)
+            return result
+
+    made = Rig(TARGET, Watched(), mode=Mode.SSD)
+    [answer] = asyncio.run(made.answers(asked(guided_choice=["abcdefghij"])))
+    branches = [branch for result in seen for row in result.rows for branch in row or ()]
+    text = TARGET.tokenizer.decode([branch.bonus for branch in branches])
+    assert answer.text == "abcdefghij"
+    assert branches
+    assert set(text) <= set("abcdefghij")
 
 
 @EACH_MODE

@@ -121,6 +121,18 @@ def test_the_settled_text_may_be_longer_than_what_is_read() -> None:
     assert torch.equal(long.process(rules, logits_of(1), [*PROMPT, 7, 8], 4, ()), expected)
 
 
+def test_a_shorter_settled_text_is_followed_back() -> None:
+    """A command that was made earlier is judged by what was settled then."""
+    rules = Rules(4, repetition_penalty=2.0, min_tokens=2, end_ids=frozenset({1}))
+    followers, text = Followers(VOCAB), [*PROMPT, 7, 8, 9]
+    expected = [Followers(VOCAB).process(rules, logits_of(1), text, length, ()) for length in range(4, 8)]
+    for length in (4, 7, 5, 6, 4):
+        got = followers.process(rules, logits_of(1), text, length, (2,))
+        again = followers.process(rules, logits_of(1), text, length, ())
+        assert not torch.equal(got, again)
+        assert torch.equal(again, expected[length - 4])
+
+
 def test_the_models_own_logits_are_left_alone() -> None:
     """Processing works on a copy: logprobs are taken of the original."""
     logits = logits_of(2)
