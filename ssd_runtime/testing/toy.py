@@ -5,11 +5,14 @@ For the tests of this project and for those of plugins; needs no files and no ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from ssd_kernels.cpu.library import VARIABLE, library_folder
 from ssd_runtime.models.config import DecoderConfig
 from ssd_runtime.models.decoder import Decoder
 from ssd_runtime.models.linear import Float32Quantizer, Quantizer
@@ -104,6 +107,19 @@ def toy_decoder(
     config = toy_config(vocab, layers, max_position)
     decoder = Decoder(config, toy_weights(config, seed, scale), quantizer or Float32Quantizer())
     return LoadedModel(config, decoder, ToyTokenizer(vocab), f"toy-{seed}")
+
+
+@contextmanager
+def cpu_kernels(name: str) -> Iterator[None]:
+    """Decoders made within run on the native library for the instruction set `name`, or on `torch`."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(library_folder() / name)
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE)
+        if before is not None:
+            os.environ[VARIABLE] = before
 
 
 def _layer_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,7 @@ NOT_COMPILED = pytest.param(
 )
 
 
-@pytest.fixture(scope="session", params=list(LIBRARIES) or [NOT_COMPILED])
+@pytest.fixture(scope="session", params=[*LIBRARIES] or [NOT_COMPILED])
 def isa(request: pytest.FixtureRequest) -> str:
     """The name of an instruction set whose library is there and runs here."""
     return str(request.param)
