@@ -98,7 +98,7 @@ def test_a_self_draft_is_accepted_whole(mode: Mode, temperature: float) -> None:
 @EACH_MODE
 def test_a_penalty_breaks_a_loop(mode: Mode) -> None:
     """Case B28: a model that says one thing for ever stops saying it, as in plain decoding."""
-    looping = {"logit_bias": ((5, 12.0),)}
+    looping: dict[str, Any] = {"logit_bias": ((5, 12.0),)}
     assert set(answer_to(asked(**looping), mode).token_ids) == {5}
     broken = answer_to(asked(**looping, repetition_penalty=10.0), mode)
     assert broken.token_ids.count(5) < 10
