@@ -14,7 +14,12 @@ from ssd_runtime.types import Answer, Output, SamplingParams
 def whole(endpoint: Endpoint, answer: Answer, model: str, params: SamplingParams) -> dict[str, Any]:
     """The body of an answer that is sent at once."""
     choices = [
-        {"index": index, **endpoint.choice(each), **_told(endpoint, each, params, 0)}
+        {
+            "index": index,
+            **endpoint.choice(each),
+            **_told(endpoint, each, params, 0),
+            **_seed_of(each, answer),
+        }
         for index, each in enumerate(answer.every)
     ]
     return {
@@ -35,6 +40,11 @@ def chunk(
         **_head(piece.request_id, endpoint.chunk_name, model),
         "choices": [{"index": piece.index, **delta, **told}],
     }
+
+
+def _seed_of(choice: Answer, answer: Answer) -> dict[str, Any]:
+    """Each choice's own seed, where there are several."""
+    return {"seed": choice.seed} if answer.choices else {}
 
 
 def _told(endpoint: Endpoint, part: Answer | Output, params: SamplingParams, offset: int) -> dict[str, Any]:

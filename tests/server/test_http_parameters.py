@@ -76,6 +76,9 @@ async def test_several_choices_are_numbered_and_their_usage_is_summed(app: ASGIA
     texts = [choice["message"]["content"] for choice in whole["choices"]]
     assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
     assert len(set(texts)) == 3
+    for choice in whole["choices"]:
+        alone = await asked(app, CHAT, seed=choice["seed"])
+        assert alone["choices"][0]["message"] == choice["message"]
     assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (3, 18)
     if stream:
         events = await asked(app, CHAT, n=3, stream=True, stream_options={"include_usage": True})
