@@ -125,9 +125,9 @@ class _Drawn:
     """Asks a pass for draws, and reads them when it is done."""
 
     def __init__(self, call: _Call, asks: Sequence[Ask | None], vocab_size: int) -> None:
-        self._counts = [0 if ask is None else ask.count for ask in asks]
+        self._counts = [0 if ask is None else min(ask.count, vocab_size) for ask in asks]
         most = max(self._counts, default=0)
-        rows = (DrawOfRow * len(asks))(*map(_draw, asks))
+        rows = (DrawOfRow * len(asks))(*map(_draw, asks, self._counts))
         call.kept.append(rows)
         call.values.draws = ctypes.addressof(rows)
         call.values.drawn_vocab = vocab_size
@@ -199,11 +199,11 @@ def _kv(kv: PagedKV) -> KV:
     )
 
 
-def _draw(ask: Ask | None) -> DrawOfRow:
+def _draw(ask: Ask | None, count: int) -> DrawOfRow:
     if ask is None:
         return DrawOfRow(count=-1)
     draw = ask.draw
-    return DrawOfRow(draw.seed, ask.position, draw.temperature, draw.top_p, draw.min_p, draw.top_k, ask.count)
+    return DrawOfRow(draw.seed, ask.position, draw.temperature, draw.top_p, draw.min_p, draw.top_k, count)
 
 
 def _blocks(row: ForwardRow, kv: PagedKV) -> int:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from ctypes import CDLL
+from typing import Any
 
 import pytest
 
 from ssd_kernels.cpu.library import library_folder, open_library, usable_libraries
 
 LIBRARIES = usable_libraries(library_folder())
-NOT_COMPILED = pytest.param(
-    "", marks=pytest.mark.skip(reason="the native library was not compiled: there was no compiler")
-)
 
 
-@pytest.fixture(scope="session", params=[*LIBRARIES] or [NOT_COMPILED])
+def named() -> list[Any]:
+    """The libraries' names, or one that is skipped and says why."""
+    without = pytest.mark.skip(reason="the native library was not compiled: there was no compiler")
+    return [*LIBRARIES] or [pytest.param("", marks=without)]
+
+
+@pytest.fixture(scope="session", params=named())
 def isa(request: pytest.FixtureRequest) -> str:
     """The name of an instruction set whose library is there and runs here."""
     return str(request.param)
