@@ -3,9 +3,11 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 READY := .venv/.ready
+KERNELS := kernels/ssd_kernels/cpu
+KERNEL_TESTS := tests/kernels tests/models/test_rows_are_their_own.py tests/models/test_quantizers.py
 PROMPT ?= Why is the sky blue? Answer in one sentence.
 
-.PHONY: run test test-all client-test lint format docs ci clean
+.PHONY: run test test-all client-test asan ubsan tsan neon lint format docs ci clean
 
 run: $(READY)  ## answer one prompt with the embedded model
 	echo "$(PROMPT)" | $(BIN)/ssd-run pipe
@@ -19,6 +21,28 @@ test-all: $(READY)  ## every test that this machine can run
 client-test: $(READY)  ## OpenAI's client for Node against the daemon; needs node and npm
 	cd tests/clients && npm install --no-audit --no-fund --no-package-lock
 	cd tests/clients && SSD_RUN="$(CURDIR)/$(BIN)/ssd-run" npm test
+
+# Each compiles the native library into a folder of its own and runs its tests there; needs GCC.
+asan: sanitizer = address
+asan: options = ASAN_OPTIONS=detect_leaks=0
+ubsan: sanitizer = undefined
+ubsan: options = UBSAN_OPTIONS=print_stacktrace=1
+tsan: sanitizer = thread
+tsan: options = OMP_NUM_THREADS=1 TSAN_OPTIONS=ignore_noninstrumented_modules=1 setarch --addr-no-randomize
+asan ubsan tsan: $(READY)  ## the native library's tests under a sanitizer
+	CXX="$(CXX)" $(BIN)/python $(KERNELS)/compile.py --out build/$@ \
+	  --flags "-O1 -g -fno-omit-frame-pointer -fsanitize=$(sanitizer) -fno-sanitize-recover=all"
+	LD_PRELOAD="$$($(CXX) -print-file-name=lib$@.so) $$($(CXX) -print-file-name=libstdc++.so)" PYTHONMALLOC=malloc \
+	  SSD_CPU_KERNELS=build/$@/ $(options) $(BIN)/python -m pytest -q -m "not slow" --timeout=1200 $(KERNEL_TESTS)
+
+# Needs g++-aarch64-linux-gnu and qemu-user (Debian's names); not part of continuous integration.
+neon: flags = -std=c++17 -O2 -ffp-contract=off -fno-math-errno -pthread -static -I$(KERNELS)/src
+neon:  ## the native library for 64-bit ARM, emulated, against the portable one
+	mkdir -p build/neon
+	$(CXX) $(flags) -DSSD_ISA=portable tests/native/check_lane.cpp -o build/neon/portable
+	aarch64-linux-gnu-g++ $(flags) -DSSD_ISA=neon tests/native/check_lane.cpp -o build/neon/neon
+	build/neon/portable write build/neon/numbers
+	qemu-aarch64 build/neon/neon compare build/neon/numbers
 
 lint: $(READY)  ## style and types
 	BIN=$(BIN) scripts/check --no-tests
