@@ -159,7 +159,7 @@ def test_the_documented_vectors_hold(native: CDLL) -> None:
     assert [int(bits) & 0xFFFFFFFF for bits in noise.view(torch.int32)] == list(expected.values())
 
 
-@settings(max_examples=30)
+@settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**64 - 1), positions, st.integers(1, 500))
 def test_words_equal_the_reference(native: CDLL, seed: int, position: int, size: int) -> None:
     """Made in blocks of 64, for any seed and any position."""
@@ -193,7 +193,7 @@ def test_masses_equal_the_reference(native: CDLL, floor: float) -> None:
     assert total == expected[scores >= np.float32(floor)].sum()
 
 
-@settings(max_examples=150)
+@settings(deadline=None, max_examples=150)
 @given(rows, draws, positions, st.integers(1, 9))
 @example(torch.zeros(1), Draw(1, 1.0, top_k=1, top_p=0.5, min_p=1.0), 0, 4)
 @example(torch.zeros(1), GREEDY, 0, 4)
@@ -204,7 +204,7 @@ def test_any_row_is_drawn_as_by_the_reference(
     assert_same(native, logits, draw, position, count)
 
 
-@settings(max_examples=60)
+@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -torch.inf, 3e38, 1e-45]), min_size=1, max_size=9),
     draws,
