@@ -107,10 +107,11 @@ def test_the_native_library_stores_the_same_bytes(dtype: torch.dtype) -> None:
     exact, stored = decoder.new_kv(BLOCKS, BLOCK), decoder.new_kv(BLOCKS, BLOCK, dtype)
     feed(decoder, exact, [150])
     feed(decoder, stored, [150])
-    plain = exact.data[0].view(-1, decoder.config.kv_heads, 2, decoder.config.head_dim)
-    same = PagedKV(1, BLOCKS, BLOCK, decoder.config.kv_heads, decoder.config.head_dim, dtype)
+    heads, dim = decoder.config.kv_heads, decoder.config.head_dim
+    plain = exact.data[0].view(-1, 1, 2, dim)
+    same = PagedKV(1, (BLOCKS + 1) * heads - 1, BLOCK, 1, dim, dtype)
     same.write(0, torch.arange(len(plain)), plain)
-    assert torch.equal(same.data[0].view(torch.uint8), stored.data[0].view(torch.uint8))
+    assert torch.equal(same.data.view(torch.uint8).flatten(), stored.data[0].view(torch.uint8).flatten())
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
