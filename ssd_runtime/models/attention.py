@@ -73,13 +73,13 @@ class Group:
 class Plan:
     """One forward pass of N tokens laid out once, the same for all layers.
 
-    token_ids, positions, slots (where each token's KV goes): `[N]`; outputs `[N · heads]`: each
+    token_ids, positions: `[N]`; entries `[N · kv_heads]`: where the KV goes; outputs `[N · heads]`: each
     token's place in the groups' concatenated results; logits: tokens that need logits.
     """
 
     token_ids: Tensor
     positions: Tensor
-    slots: Tensor
+    entries: Tensor
     groups: list[Group]
     outputs: Tensor
     logits: Tensor
@@ -101,10 +101,11 @@ def make_plan(
     token_ids = np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows])
     positions = np.concatenate([np.arange(row.start, row.start + len(row.token_ids)) for row in rows])
     ends = np.cumsum([len(row.token_ids) for row in rows])
+    fed = _concatenate(slots[row.start :] for row, slots in zip(rows, tables, strict=True))
     return Plan(
         token_ids=upload(token_ids),
         positions=upload(positions),
-        slots=upload(_concatenate(t[row.start :] for row, t in zip(rows, tables, strict=True))),
+        entries=upload(kv.index(fed).reshape(-1)),
         groups=[_layout(group, tables, kv, config, upload) for group in groups],
         outputs=upload(_outputs(groups, len(token_ids), config)),
         logits=upload(
@@ -176,7 +177,7 @@ def _layout(
     tokens, positions, slots = _gather(group, tables, kv)
     heads = np.arange(config.heads).reshape(config.kv_heads, 1, shared, 1)
     query_index = tokens[None, :, None, :] * config.heads + heads
-    key_index = slots[None] * config.kv_heads + np.arange(config.kv_heads)[:, None, None]
+    key_index = np.moveaxis(kv.index(slots), -1, 0)
     distance = positions[:, :, None] - np.arange(slots.shape[1])
     windows = set(config.windows) or {None}
     masks = {window: _mask(distance, window, config, upload) for window in windows}

@@ -174,7 +174,7 @@ class Decoder:
         if layer.qk_norm is not None:
             qk = functional.rms_norm(qk, (config.head_dim,), None, config.rms_eps) * layer.qk_norm
         qk = _rotate(qk, *rotation)
-        kv.write(index, plan.slots, torch.stack(_contained(qk[:, heads:], value), 2))
+        kv.write(index, plan.entries, torch.stack(_contained(qk[:, heads:], value), 2))
         queries = qk[:, :heads].reshape(-1, config.head_dim)
         mixed = attend(queries, index, plan, kv, layer.window)
         return _affine(layer.output, mixed.view(len(x), -1), layer.output_bias)

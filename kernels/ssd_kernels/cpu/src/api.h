@@ -46,7 +46,7 @@ typedef struct ssd_decoder {
   const ssd_layer* layer;      // [layers]
 } ssd_decoder;
 
-// [layers, num_blocks + 1, block_size, kv_heads] entries: keys, values, then their scales if there are any.
+// [layers, num_blocks + 1, kv_heads, block_size] entries: keys, values, then their scales if there are any.
 typedef struct ssd_kv {
   uint8_t* data;
   int64_t layer_bytes, block_size;

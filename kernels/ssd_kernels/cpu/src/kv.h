@@ -21,11 +21,11 @@ struct Pages {
 
   // The entry of `position` (keys, values, scales) for `head`.
   uint8_t* at(const int64_t* table, int64_t position, int64_t head) const {
-    const int64_t slot = table[position / block_size] * block_size + position % block_size;
-    return data + (slot * heads + head) * entry;
+    const int64_t block = table[position / block_size], offset = position % block_size;
+    return data + ((block * heads + head) * block_size + offset) * entry;
   }
-  // Bytes from one token to the next within a block.
-  int64_t stride() const { return heads * entry; }
+  // Bytes of an entry that the scores are made of: its keys, and everything where scales stand behind it.
+  int64_t asked() const { return kv_has_scales(format) ? entry : dim * item; }
 };
 
 inline uint32_t word_of(float value) {

@@ -61,6 +61,7 @@ inline F load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, F v) { _mm512_storeu_ps(p, v); }
 inline F add(F a, F b) { return _mm512_add_ps(a, b); }
 inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F larger(F a, F b) { return _mm512_max_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 inline F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 inline F load_int8(const uint8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
@@ -96,6 +97,7 @@ inline F load(const float* p) { return _mm256_loadu_ps(p); }
 inline void store(float* p, F v) { _mm256_storeu_ps(p, v); }
 inline F add(F a, F b) { return _mm256_add_ps(a, b); }
 inline F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+inline F larger(F a, F b) { return _mm256_max_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 inline F load_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 inline F load_int8(const uint8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
@@ -137,6 +139,7 @@ inline F load(const float* p) { return vld1q_f32(p); }
 inline void store(float* p, F v) { vst1q_f32(p, v); }
 inline F add(F a, F b) { return vaddq_f32(a, b); }
 inline F mul(F a, F b) { return vmulq_f32(a, b); }
+inline F larger(F a, F b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 inline F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
 inline F load_half(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 inline F load_int8(const uint8_t* p) {
@@ -189,6 +192,7 @@ inline F load(const float* p) {
 inline void store(float* p, F v) { memcpy(p, &v, sizeof v); }
 inline F add(F a, F b) { return a + b; }
 inline F mul(F a, F b) { return a * b; }
+inline F larger(F a, F b) { return a > b ? a : b; }
 inline F fma(F a, F b, F c) { return a * b + c; }
 inline F load_half(const uint16_t* p) {
   return F{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};
@@ -219,6 +223,19 @@ inline I dot4(I sum, I codes, I x) { return dot8(sum, codes, x); }
 inline F to_float(I v) { return __builtin_convertvector(v, F); }
 
 #endif
+
+// The largest of `values`, passing over NaN.
+inline float largest(const float* values, int64_t count) {
+  F best = set1(values[0]);
+  int64_t i = 0;
+  for (; i + W <= count; i += W) best = larger(load(values + i), best);
+  float lanes[W], most;
+  store(lanes, best);
+  most = lanes[0];
+  for (int lane = 1; lane < W; ++lane) most = lanes[lane] > most ? lanes[lane] : most;
+  for (; i < count; ++i) most = values[i] > most ? values[i] : most;
+  return most;
+}
 
 // Halves are added until one lane is left: the same order everywhere.
 inline float sum_lanes(F v) {
