@@ -121,6 +121,17 @@ def test_the_settled_text_may_be_longer_than_what_is_read() -> None:
     assert torch.equal(long.process(rules, logits_of(1), [*PROMPT, 7, 8], 4, ()), expected)
 
 
+def test_guesses_that_grow_and_shrink_are_followed_token_by_token() -> None:
+    """What two guesses share is not said again, and nothing settled is taken back for it."""
+    rules = Rules(4, repetition_penalty=2.0, frequency_penalty=1.0)
+    followers, settled, guess = Followers(VOCAB), [*PROMPT, 7], [8, 9, 10, 11]
+    walk = [guess[:n] for n in (0, 1, 2, 3, 4, 3, 2, 4)] + [[8, 9, 1], [8, 9, 10], [8], [2, 9, 10]]
+    for guessed in walk:
+        got = followers.process(rules, logits_of(1), settled, 5, guessed)
+        text = [*settled, *guessed]
+        assert torch.equal(got, Followers(VOCAB).process(rules, logits_of(1), text, len(text), ()))
+
+
 def test_a_shorter_settled_text_is_followed_back() -> None:
     """A command that was made earlier is judged by what was settled then."""
     rules = Rules(4, repetition_penalty=2.0, min_tokens=2, end_ids=frozenset({1}))
