@@ -83,7 +83,7 @@ def decoder_draft(loaded: LoadedModel, settings: Settings, vocab_size: int) -> D
     """A loaded model as a draft, with KV for every running row's trunk and branches.
 
     On the native path in half precision, which is half the memory; as many drafts are accepted (of those
-    of SmolLM2-135M in int8 0.912, with float32 0.911).
+    of SmolLM2-135M with its own blocks 0.912, with float32 0.911).
     """
     import torch
 
