@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from ssd_kernels.cpu.library import VARIABLE, choice, library_folder, native_library, usable_libraries
+from ssd_kernels.cpu.library import (
+    VARIABLE,
+    choice,
+    library_folder,
+    native_library,
+    open_library,
+    usable_libraries,
+)
 from ssd_runtime.cli.main import main
 from ssd_runtime.errors import ConfigError
 from ssd_runtime.models.linear import Float32Quantizer
@@ -64,6 +71,17 @@ def test_a_library_that_cannot_be_loaded_is_none(tmp_path: Path, monkeypatch: py
     assert choice().name == "torch"
     assert "cannot be loaded: " in choice().reason
     assert "libssd_portable.so" in choice().reason
+
+
+def test_a_library_of_other_sources_is_none(usable: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its structs might be others: after an update without a new installation memory would be damaged."""
+    monkeypatch.setattr("ssd_kernels.cpu.library.interface", lambda: "other")
+    open_library.cache_clear()
+    try:
+        assert choice().name == "torch"
+        assert "was compiled from other sources; install again" in choice().reason
+    finally:
+        open_library.cache_clear()
 
 
 async def test_what_does_not_run_here_is_refused(

@@ -6,6 +6,7 @@ Run by the installation; by hand `python kernels/ssd_kernels/cpu/compile.py --he
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import platform
 import shlex
@@ -14,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -41,6 +43,13 @@ def isas_here() -> tuple[str, ...]:
     return ISAS_OF.get(platform.machine(), ("portable",))
 
 
+@cache
+def interface() -> str:
+    """A digest of the C interface, which a library and the structs in `library.py` must agree on."""
+    headers = b"".join((SOURCE.parent / name).read_bytes() for name in ("api.h", "draw_types.h"))
+    return "x" + hashlib.sha256(headers).hexdigest()[:16]
+
+
 def compile_library(isa: str, folder: Path = FOLDER, extra: Sequence[str] = ()) -> Path:
     """Compile the library for `isa` into `folder`, and return its file. Raises `CompileError`."""
     compiler = shlex.split(os.environ.get("CXX") or "c++")
@@ -54,6 +63,7 @@ def compile_library(isa: str, folder: Path = FOLDER, extra: Sequence[str] = ()) 
         *FLAGS,
         *ISA_FLAGS[isa],
         f"-DSSD_ISA={isa}",
+        f"-DSSD_INTERFACE={interface()}",
         *extra,
         str(SOURCE),
         "-o",

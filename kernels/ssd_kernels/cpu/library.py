@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from ssd_kernels.cpu.compile import interface
+
 FOLDER = Path(__file__).parent / "lib"
 VARIABLE = "SSD_CPU_KERNELS"
 TORCH = "torch"
@@ -142,6 +144,8 @@ def _asked() -> tuple[Path, str]:
 def open_library(file: Path) -> ctypes.CDLL:
     """The library in `file`, with the types of its functions set. Raises `OSError`."""
     library = ctypes.CDLL(str(file.resolve()))
+    if _interface_of(library) != interface():
+        raise OSError(f"{file} was compiled from other sources; install again, or run cpu/compile.py")
     library.ssd_isa.restype = library.ssd_best_isa.restype = c_char_p
     library.ssd_pack.restype = library.ssd_pack_groups.restype = POINTER(Matrix)
     library.ssd_pack.argtypes = [c_int32, c_int64, c_int64, c_void_p]
@@ -156,6 +160,14 @@ def open_library(file: Path) -> ctypes.CDLL:
     library.ssd_read_seconds.argtypes = [c_void_p, c_int64, c_int32]
     library.ssd_read_seconds.restype = c_double
     return library
+
+
+def _interface_of(library: ctypes.CDLL) -> str:
+    function = getattr(library, "ssd_interface", None)
+    if function is None:
+        return ""
+    function.restype = c_char_p
+    return str(function().decode())
 
 
 def native_library() -> ctypes.CDLL | None:

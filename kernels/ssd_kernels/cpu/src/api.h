@@ -78,6 +78,8 @@ enum { SSD_SKIPPED = -2 };
 
 // The instruction set that this library was compiled for, and the best one that this machine has.
 const char* ssd_isa(void);
+// A digest of this file and of draw_types.h, by which Python knows that its structs fit.
+const char* ssd_interface(void);
 const char* ssd_best_isa(void);
 
 // NULL when memory is short. `weight` is float32 or bfloat16 [out, in].

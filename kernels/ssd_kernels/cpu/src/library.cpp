@@ -45,6 +45,8 @@ extern "C" {
 
 const char* ssd_isa(void) { return SSD_NAME(SSD_ISA); }
 
+const char* ssd_interface(void) { return SSD_NAME(SSD_INTERFACE); }
+
 const char* ssd_best_isa(void) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
