@@ -200,7 +200,7 @@ class _Builder:
         engine, scheduler = self._settings.engine, self._settings.scheduler
         num_blocks = -(-self._settings.kv_cache_tokens // engine.block_size)
         kv = model.decoder.new_kv(num_blocks, engine.block_size, _kv_dtype(engine.kv_cache_dtype))
-        sampler = self._registries.samplers.get(engine.sampler)()
+        sampler = self._registries.samplers.get(engine.sampler.name)(**engine.sampler.options)
         worker = TargetWorker(model.decoder, kv, sampler)
         together, _ = shares(self._places.target, self._places.draft)
         sharing = ShareCores(worker, alone=len(self._places.target), together=together)

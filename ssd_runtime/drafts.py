@@ -67,7 +67,7 @@ def make_draft(
             check_vocabularies(target, loaded)
         model = decoder_draft(loaded, settings, target.config.vocab_size)
     policy = registries.cache_policies.get(engine.cache_policy.name)(**engine.cache_policy.options)
-    sampler = registries.samplers.get(engine.sampler)()
+    sampler = registries.samplers.get(engine.sampler.name)(**engine.sampler.options)
     worker = DraftWorker(
         model,
         sampler,

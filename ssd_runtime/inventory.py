@@ -23,8 +23,8 @@ KV_DTYPES = {"float32": "float32", "fp16": "float16", "fp8": "float8_e4m3fn", "i
 def check_parts(loaded: Loaded, registries: Registries) -> None:
     """Raise `NotAvailableError` for each name in the settings that nothing here provides.
 
-    Raises `ConfigError` for devices and CPU kernels that are not there, and for a cache policy's wrong
-    options.
+    Raises `ConfigError` for devices and CPU kernels that are not there, and for wrong options of
+    the sampler or the cache policy.
     """
     proposers = registries.proposers.names()
     drafts = (SELF, NO_DRAFT, *proposers, *registries.draft_models.names())
@@ -44,7 +44,7 @@ def check_parts(loaded: Loaded, registries: Registries) -> None:
         is_draft=is_model,
     )
     _check_quantization(loaded)
-    _check_policy(loaded, registries)
+    _check_options(loaded, registries)
     _check_kernels()
     places(loaded)
 
@@ -99,9 +99,16 @@ def _check_kernels() -> None:
         raise ConfigError(kernels.reason)
 
 
-def _check_policy(loaded: Loaded, registries: Registries) -> None:
-    policy = loaded.settings.engine.cache_policy
-    try:
-        registries.cache_policies.get(policy.name)(**policy.options)
-    except ConfigError as error:
-        raise ConfigError(f"{loaded.where('engine.cache_policy')}: {error}") from error
+def _check_options(loaded: Loaded, registries: Registries) -> None:
+    """Make the parts that were given options: whoever takes them knows which are right."""
+    engine = loaded.settings.engine
+    parts = (
+        ("engine.sampler", engine.sampler, registries.samplers),
+        ("engine.cache_policy", engine.cache_policy, registries.cache_policies),
+    )
+    for key, part, registry in parts:
+        try:
+            if part.options:  # a sampler loads torch
+                registry.get(part.name)(**part.options)
+        except ConfigError as error:
+            raise ConfigError(f"{loaded.where(key)}: {error}") from error

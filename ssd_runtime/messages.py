@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ssd_runtime.sampling.odds import Odds
     from ssd_runtime.types import TokenLogprob
 
 
@@ -59,6 +60,8 @@ class Draw:
     """How the tokens of one row are drawn: the request's warp and its noise seed (64 bits).
 
     rules: what is done to the logits first, None for nothing. report: what is wanted beside the tokens.
+    line: which of a draft's guesses this is, by how many tokens were settled when it began and by its first
+    position; only where draft and target do not share their noise does it matter.
     """
 
     seed: int
@@ -68,6 +71,7 @@ class Draw:
     min_p: float = 0.0
     rules: Rules | None = None
     report: Report | None = None
+    line: tuple[int, int] = (0, 0)
 
     @property
     def is_plain(self) -> bool:
@@ -168,7 +172,8 @@ class VerifyRow:
 
     Not `samples`: a prefill chunk that is not the prompt's last; its KV is wanted, no token.
     text: all tokens of the sequence, the first `num_prompt` of them the prompt. It may grow meanwhile,
-    and is needed only where the draw is not plain.
+    and is needed only where the draw is not plain. odds: what each draft was drawn from, where a sampler
+    has told; empty where the drafts were not drawn.
     """
 
     token_ids: tuple[int, ...]
@@ -179,6 +184,7 @@ class VerifyRow:
     samples: bool = True
     text: Sequence[int] = ()
     num_prompt: int = 0
+    odds: tuple[Odds, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -26,6 +26,7 @@ def ssd_register_proposers(registry: Registry[Proposer]) -> None:
 def ssd_register_samplers(registry: Registry[Sampler]) -> None:
     """How tokens are drawn."""
     registry.register("coupled", _late("ssd_plugins.samplers", "CoupledSampler"))
+    registry.register("rejection", _late("ssd_plugins.rejection", "RejectionSampler"))
 
 
 @hookimpl

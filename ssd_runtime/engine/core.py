@@ -230,4 +230,5 @@ def _verify_row(row: BatchRow, proposal: Proposal) -> VerifyRow:
         samples=row.samples,
         text=sequence.token_ids,
         num_prompt=sequence.num_prompt,
+        odds=proposal.odds,
     )

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from ssd_kernels.arrays import copied
+from ssd_runtime.hooks.kinds import Verifier
 from ssd_runtime.messages import Reading, RowFailure, RowResult, Verdict, VerifyRow
 from ssd_runtime.sampling.following import Followers, RuleError
 from ssd_runtime.sampling.logprobs import drawn_from, entry, own, prompt_entries
@@ -26,6 +27,7 @@ class Judge:
 
     def __init__(self, sampler: Sampler, vocab_size: int) -> None:
         self._sampler = sampler
+        self._verifier = sampler if isinstance(sampler, Verifier) else None
         self._followers = Followers(vocab_size)
 
     def result(self, row: VerifyRow, logits: Tensor) -> RowResult:
@@ -37,12 +39,12 @@ class Judge:
 
     def _verdict(self, row: VerifyRow, logits: Tensor, reading: Reading | None) -> Verdict | RowFailure:
         kept = logits if row.draw.report is None else copied(logits)  # the sampler may overwrite what it gets
-        drawn: list[int] = []
+        judged: list[Tensor] = []
         try:
-            verdict = verify(row.drafts, self._tokens(row, logits, drawn))
+            verdict = self._judged(row, _noted(self._scores(row, logits), judged))
         except RuleError as error:
             failed = RowFailure(
-                f"a rule of this request failed: {error}", by_request=True, accepted=len(drawn)
+                f"a rule of this request failed: {error}", by_request=True, accepted=len(judged)
             )
         else:
             if verdict.bonus >= 0:
@@ -63,12 +65,13 @@ class Judge:
             kept = [own(one) for one in logits[: len(emitted)]]
         return tuple(entry(*pair, report.logprobs) for pair in zip(kept, emitted, strict=True))
 
-    def _tokens(self, row: VerifyRow, logits: Tensor, drawn: list[int]) -> Iterator[int]:
-        """The target's own tokens, drawn only as far as the verdict looks; `drawn` collects them."""
+    def _judged(self, row: VerifyRow, scores: Iterator[Tensor]) -> Verdict:
+        """By the sampler's own rule if it has one, else by equality; `scores` are made as far as it looks."""
         first = row.start + len(row.token_ids)
-        for i, scores in enumerate(self._scores(row, logits)):
-            drawn.append(self._sampler.draw(scores, [row.draw], [first + i])[0])
-            yield drawn[-1]
+        if self._verifier is not None:
+            return self._verifier.verify(row.drafts, row.odds, scores, row.draw, first)
+        tokens = (self._sampler.draw(one, [row.draw], [first + i])[0] for i, one in enumerate(scores))
+        return verify(row.drafts, tokens)
 
     def _scores(self, row: VerifyRow, logits: Tensor) -> Iterator[Tensor]:
         """The logits `[1, V]` of each position as the request's rules leave them, one after another."""
@@ -78,6 +81,13 @@ class Judge:
                 yield logits[i : i + 1]
             else:
                 yield self._followers.process(rules, logits[i], row.text, first, row.drafts[:i])[None]
+
+
+def _noted(scores: Iterator[Tensor], seen: list[Tensor]) -> Iterator[Tensor]:
+    """The same; `seen` collects what was given out: all but the last of them had their draft accepted."""
+    for one in scores:
+        seen.append(one)
+        yield one
 
 
 def failure(row: VerifyRow, accepted: int, logits: Tensor | None) -> RowFailure:

@@ -7,8 +7,8 @@ costs its own work and is named in the log; it never changes the text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ssd_runtime.stats import RoundRecord
 from ssd_runtime.types import Request
@@ -16,8 +16,9 @@ from ssd_runtime.types import Request
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ssd_runtime.messages import Draw
+    from ssd_runtime.messages import Draw, Verdict
     from ssd_runtime.sampling.draw import DraftStep
+    from ssd_runtime.sampling.odds import Odds
 
 
 class Proposer(Protocol):
@@ -49,6 +50,27 @@ class Sampler(Protocol):
         """What each row of a draft's `logits` `[N, V]` yields: its own token, and `count` candidates.
 
         The candidates are the tokens that the *target* is likeliest to emit there, best first.
+        """
+        ...
+
+
+@runtime_checkable
+class Verifier(Protocol):
+    """A sampler that judges drafts itself. Others accept a draft where it is their own `draw`."""
+
+    def verify(
+        self,
+        drafts: Sequence[int],
+        drawn_from: Sequence[Odds],
+        logits: Iterable[Tensor],
+        draw: Draw,
+        first: int,
+    ) -> Verdict:
+        """How many of one row's leading `drafts` are accepted, and the token after them.
+
+        drawn_from: the `odds` of the steps that made the drafts; empty where they were not drawn, as those
+        of a proposer. logits: `[1, V]` float32 of the positions from `first` on, one for each draft and one
+        more; each is right only if all drafts before it were accepted, and is worked out when asked for.
         """
         ...
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from ssd_runtime.messages import Draw
 from ssd_runtime.sampling.ranking import Ranked, best, best_perturbed
 from ssd_runtime.sampling.warp import Support, everything, is_usable, scaled, support
 
+if TYPE_CHECKING:
+    from ssd_runtime.sampling.odds import Odds
+
 UNUSABLE = -1
 """The token of a row whose logits hold a NaN, a +inf, or nothing finite."""
 
@@ -24,14 +28,16 @@ UNUSABLE = -1
 class DraftStep:
     """What one row of a draft pass yields.
 
-    token: the coupled draw under the request's own truncation, or UNUSABLE.
+    token: the draw under the request's own truncation, or UNUSABLE.
     candidates: the likeliest tokens of the *target* here, best first, ranked without truncation.
     scores: the candidates' perturbed scores; the gap of the first two predicts acceptance.
+    odds: what the token was drawn from, where the verification needs to know.
     """
 
     token: int
     candidates: tuple[int, ...]
     scores: tuple[float, ...]
+    odds: Odds | None = None
 
 
 def draw_tokens(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> list[int]:

@@ -97,7 +97,12 @@ class EngineSettings(_Section):
     fallback: tuple[Name, ...] = Field(
         ("ngram",), description="Proposers tried in order, per row, when the outcome cache misses."
     )
-    sampler: Name = Field("coupled", description="How tokens are drawn and drafts verified.")
+    sampler: Part = Field(
+        NamedPart(name="coupled"),
+        description="How tokens are drawn and drafts verified: coupled, one text for a seed in every mode; "
+        "rejection (options c, fan_out), the ratio rule, under which the modes' texts above temperature 0 "
+        "are equal in distribution but not in ids; or a plugin's; options as {name: rejection, c: 0.5}.",
+    )
     cache_policy: Part = Field(
         NamedPart(name="adaptive"),
         description="Which outcomes are prepared: adaptive (options slope, bias, lambda), geometric "

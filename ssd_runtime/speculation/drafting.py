@@ -28,7 +28,7 @@ from ssd_runtime.speculation.commands import (
     ForgetCommand,
     StepCost,
 )
-from ssd_runtime.speculation.lines import Allot, CatchUp, Drafting, Line, Pick, RowBuild
+from ssd_runtime.speculation.lines import Allot, CatchUp, Drafting, Line, Pick, RowBuild, line_draw
 from ssd_runtime.speculation.model_draft import DraftModel, Feed
 from ssd_runtime.speculation.proposal import NOTHING, Guess, Proposal
 from ssd_runtime.speculation.trunk import Trunk
@@ -109,12 +109,13 @@ class DraftWorker:
 
     def _catch_up(self, row: DraftRow) -> CatchUp:
         trunk = self._trunk(row.uid)
-        return CatchUp(trunk.path, trunk.align(list(row.token_ids)), row.draw, row.token_ids)
+        missing = trunk.align(list(row.token_ids))
+        return CatchUp(trunk.path, missing, line_draw(row, len(row.token_ids)), row.token_ids)
 
     def _start(self, row: DraftRow, read: CatchUp) -> Drafting:
         first = read.guesses[len(row.token_ids)]
         length = min(row.length, row.max_len - len(row.token_ids) - 1)
-        line = Drafting(read.path, row.draw, first.token, length, row.end_ids, row.token_ids)
+        line = Drafting(read.path, read.draw, first.token, length, row.end_ids, row.token_ids)
         if length > 0:
             line.add(first)
         return line
@@ -166,4 +167,4 @@ def _pick(step: DraftStep) -> Pick:
     likely = step.candidates
     if step.scores and step.scores[-1] < BANNED / 2:
         likely = tuple(token for token, score in zip(likely, step.scores, strict=True) if score > BANNED / 2)
-    return Pick(step.token, Guess(likely, margin))
+    return Pick(step.token, Guess(likely, margin), step.odds)

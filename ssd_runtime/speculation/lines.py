@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
 from ssd_runtime.messages import Draw
 from ssd_runtime.speculation.commands import Branch, DraftRow
 from ssd_runtime.speculation.model_draft import Feed
 from ssd_runtime.speculation.proposal import Guess, Proposal
 from ssd_runtime.speculation.trunk import Path, Trunk
+
+if TYPE_CHECKING:
+    from ssd_runtime.sampling.odds import Odds
 
 Allot = Callable[[Sequence[float], int], Sequence[int]]
 """How many candidates to prepare at each position, given the margins there and the budget."""
@@ -21,10 +24,11 @@ READ_CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """What one position's logits gave: the draft's own token there, and its guess."""
+    """What one position's logits gave: the draft's own token there, its guess, and the token's odds."""
 
     token: int
     guess: Guess
+    odds: Odds | None = None
 
 
 class Line(Protocol):
@@ -107,6 +111,7 @@ class Drafting:
     ahead: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     guesses: list[Guess] = field(default_factory=list)
+    odds: list[Odds] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
@@ -135,10 +140,17 @@ class Drafting:
         self.next_token = pick.token
         self.token_ids.append(pick.token)
         self.guesses.append(pick.guess)
+        if pick.odds is not None:
+            self.odds.append(pick.odds)
 
     def proposal(self) -> Proposal:
         """What was drawn so far."""
-        return Proposal(tuple(self.token_ids), guesses=tuple(self.guesses))
+        return Proposal(tuple(self.token_ids), guesses=tuple(self.guesses), odds=tuple(self.odds))
+
+
+def line_draw(row: DraftRow, first: int) -> Draw:
+    """How the tokens of the line are drawn that continues `row` from position `first` on."""
+    return replace(row.draw, line=(len(row.token_ids), first))
 
 
 class RowBuild:
@@ -212,5 +224,5 @@ class RowBuild:
         branch = self.trunk.fork(at)
         ahead = list(row.proposal.token_ids[:accepted])
         self._branches[accepted, bonus] = Drafting(
-            branch, row.draw, bonus, length, row.end_ids, row.token_ids, ahead
+            branch, line_draw(row, at + 1), bonus, length, row.end_ids, row.token_ids, ahead
         )

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ssd_runtime.stats import NO_SOURCE
+
+if TYPE_CHECKING:
+    from ssd_runtime.sampling.odds import Odds
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +30,24 @@ class Proposal:
     looked_up: whether the outcome cache was asked this round.
     guesses: of positions 0, 1, …; at most one more than tokens. The draft has not seen the later
     positions yet, and a proposer without a model has none at all.
+    odds: what each token was drawn from, where the verification needs to know; empty where it was not drawn.
     """
 
     token_ids: tuple[int, ...] = ()
     source: str = NO_SOURCE
     looked_up: bool = False
     guesses: tuple[Guess, ...] = ()
+    odds: tuple[Odds, ...] = ()
 
     def served(self, source: str, length: int, *, looked_up: bool) -> Proposal:
         """The same proposal as row `source` gets it: at most `length` tokens long."""
         token_ids = self.token_ids[: max(length, 0)]
         return Proposal(
-            token_ids, source if token_ids else NO_SOURCE, looked_up, self.guesses[: len(token_ids) + 1]
+            token_ids,
+            source if token_ids else NO_SOURCE,
+            looked_up,
+            self.guesses[: len(token_ids) + 1],
+            self.odds[: len(token_ids)],
         )
 
     def bonus_rank(self, accepted: int, bonus: int) -> int | None:

@@ -16,6 +16,7 @@ from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.target import TargetWorker
 from ssd_runtime.errors import SSDError
 from ssd_runtime.faces import answer_of
+from ssd_runtime.hooks.kinds import Sampler
 from ssd_runtime.memory.blocks import BlockManager
 from ssd_runtime.models.loading import LoadedModel
 from ssd_runtime.sampling import fanout
@@ -59,11 +60,13 @@ def even(margins: Sequence[float], budget: int) -> list[int]:
     return fanout.uniform(budget, len(margins))
 
 
-def draft_worker(draft: DraftModel, budget: int = 8, vocab_size: int = VOCAB) -> DraftWorker:
-    """The worker of a draft's lane."""
+def draft_worker(
+    draft: DraftModel, budget: int = 8, vocab_size: int = VOCAB, sampler: Sampler | None = None
+) -> DraftWorker:
+    """The worker of a draft's lane; `sampler`: instead of the coupled one."""
     return DraftWorker(
         draft,
-        PlainSampler(),
+        sampler or PlainSampler(),
         even,
         vocab_size=vocab_size,
         num_candidates=budget + 1,
@@ -83,7 +86,7 @@ class RigSettings:
 
     automatic: every command is done as it is submitted, so that builds reach their full depth.
     fallback: sources, or `draft` and `shadow` by name. patience: seconds, as `DraftLane` has them.
-    draft_lane: replaces the scripted one. controller: replaces `mode`.
+    draft_lane: replaces the scripted one. controller: replaces `mode`. sampler: the target's.
     """
 
     mode: Mode = Mode.SSD
@@ -100,6 +103,7 @@ class RigSettings:
     automatic: bool = True
     patience: float = PATIENT
     draft_lane: LaneLike | None = None
+    sampler: Sampler | None = None
 
 
 class Rig:
@@ -123,7 +127,8 @@ class Rig:
         )
         self._tokenizer = target.tokenizer
         kv = target.decoder.new_kv(self.blocks.num_blocks, self.blocks.block_size)
-        self.target = self._lane("target", TargetWorker(target.decoder, kv, PlainSampler()))
+        worker = TargetWorker(target.decoder, kv, self.settings.sampler or PlainSampler())
+        self.target = self._lane("target", worker)
         self.draft = self._lane("draft", draft)
         self.speculator = self._speculator(has_draft=draft is not None)
         self.core = self._core()
