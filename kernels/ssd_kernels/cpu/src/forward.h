@@ -22,7 +22,7 @@ class Forward {
   Forward(const ssd_decoder& model, const ssd_kv& kv, const ssd_pass& pass, Workspace& space)
       : model_(model), kv_(kv), pass_(pass), space_(space), tokens_(pass.tokens), hidden_(model.hidden),
         mixed_(model.heads * model.head_dim), qkv_((model.heads + 2 * model.kv_heads) * model.head_dim),
-        longest_(longest(pass)), scratch_(attention_scratch(longest_, model.head_dim)) {}
+        scratch_(attention_scratch(model.head_dim)) {}
 
   // Makes room; false when memory is short.
   bool prepare() {
@@ -55,12 +55,6 @@ class Forward {
   }
 
  private:
-  static int64_t longest(const ssd_pass& pass) {
-    int64_t longest = 0;
-    for (int64_t t = 0; t < pass.tokens; ++t) longest = std::max(longest, pass.positions[t] + 1);
-    return longest;
-  }
-
   void embed(Team& team) {
     const int64_t half = model_.head_dim / 2;
     const Range range = team.share(tokens_);
@@ -217,7 +211,7 @@ class Forward {
   const ssd_kv& kv_;
   const ssd_pass& pass_;
   Workspace& space_;
-  const int64_t tokens_, hidden_, mixed_, qkv_, longest_, scratch_;
+  const int64_t tokens_, hidden_, mixed_, qkv_, scratch_;
   bool interrupted_ = false;
 };
 

@@ -24,8 +24,6 @@ struct Pages {
     const int64_t block = table[position / block_size], offset = position % block_size;
     return data + ((block * heads + head) * block_size + offset) * entry;
   }
-  // Bytes of an entry that the scores are made of: its keys, and everything where scales stand behind it.
-  int64_t asked() const { return kv_has_scales(format) ? entry : dim * item; }
 };
 
 inline uint32_t word_of(float value) {
