@@ -8,9 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from scripts.draft_passes import TARGET_FORM, SharedModels, pass_seconds
+from scripts.shared_models import TARGET_FORM, SharedModels
 from ssd_runtime.app import Engine
 from ssd_runtime.clock import monotonic
 from ssd_runtime.device.lane import CommandRecord
@@ -57,7 +58,7 @@ class Contender:
         rounds = list(self._rounds(temperature))
         totals = RoundTotals.of(rounds)
         hits = [record.proposed for record in rounds if record.hit]
-        seconds = self._pass_seconds(temperature, models)
+        seconds = self._pass_seconds(temperature)
         answers = [run.answer for run in self.runs[temperature]]
         return {
             "temperature": temperature,
@@ -81,10 +82,10 @@ class Contender:
         ids = {run.answer.request_id for run in self.runs[temperature]}
         return (record for record in read_trace(self.trace)[1] if record.request_id in ids)
 
-    def _pass_seconds(self, temperature: float, models: SharedModels) -> float | None:
-        if self.draft == TARGET_FORM:
-            return None
-        return pass_seconds(self._draft_commands(temperature), models.passes_ended(self.draft))
+    def _pass_seconds(self, temperature: float) -> float | None:
+        """The median over builds of seconds per pass, sampling and bookkeeping included."""
+        commands = [command for command in self._draft_commands(temperature) if command.passes]
+        return median((c.finished - c.started) / c.passes for c in commands) if commands else None
 
     def _draft_commands(self, temperature: float) -> Iterator[CommandRecord]:
         for command in read_trace(self.trace)[0]:

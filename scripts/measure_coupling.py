@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from scripts.coupling import Chances, Rounds, coupled, ratio, ratio_given, walk
-from scripts.draft_passes import DRAFTS, TARGET_FORM, SharedModels, quantization_of
+from scripts.shared_models import DRAFTS, TARGET_FORM, SharedModels, quantization_of
 from scripts.prompts import SHIPPED, Prompt, load_prompts
 from ssd_runtime.app import Engine
 from ssd_runtime.build import no_progress

@@ -7,8 +7,7 @@ of them alike. Ids must be the same everywhere; exit status 1 when they are not.
 device: the target has core 0 in every mode, the draft core 1.
 
 The ceiling is 1/T_draft: a chain of draft passes yields one token a pass, so on hits no engine can be
-faster. T_draft is the median pass within that mode's own draft commands: alone under `speculative`,
-beside the target and over several branches at once under `ssd`.
+faster. T_draft is the median pass within the builds of `ssd`: beside the target, over several branches.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from typing import Any
 import torch
 
 from scripts.contender import Contender
-from scripts.draft_passes import DRAFTS, TARGET_FORM, SharedModels, quantization_of
 from scripts.prompts import SHIPPED, Prompt, load_prompts
+from scripts.shared_models import DRAFTS, TARGET_FORM, SharedModels, quantization_of
 from ssd_runtime import __version__
 from ssd_runtime.app import Engine
 from ssd_runtime.settings.load import load_settings
