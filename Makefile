@@ -20,7 +20,7 @@ test-all: $(READY)  ## every test that this machine can run
 
 client-test: $(READY)  ## OpenAI's client for Node against the daemon; needs node and npm
 	cd tests/clients && npm install --no-audit --no-fund --no-package-lock
-	cd tests/clients && SSD_RUN="$(CURDIR)/$(BIN)/ssd-run" npm test
+	cd tests/clients && DAEMON="$(CURDIR)/$(BIN)/ssd-run" npm test
 
 # Each compiles the native library into a folder of its own and runs its tests there; needs GCC.
 asan: sanitizer = address

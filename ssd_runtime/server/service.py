@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -13,17 +14,26 @@ import structlog
 from starlette.types import Receive
 
 from ssd_runtime.clock import Clock, monotonic
-from ssd_runtime.errors import EngineClosedError
+from ssd_runtime.errors import EngineClosedError, RequestError
 from ssd_runtime.faces import AnsweringEngine
 from ssd_runtime.server.lifetime import ending_early
 from ssd_runtime.settings.request import default_params
 from ssd_runtime.settings.schema import Settings
 from ssd_runtime.telemetry.metrics import Metrics
-from ssd_runtime.types import EngineSnapshot, FinishReason, Output, Request, SamplingParams
+from ssd_runtime.types import (
+    EngineSnapshot,
+    FinishReason,
+    Output,
+    Request,
+    SamplingParams,
+    StructuredOutput,
+    StructureKind,
+)
 
 log = structlog.get_logger(__name__)
 
 WARM_UP_TOKENS = 8
+WARM_UP_STRUCTURE = StructuredOutput(StructureKind.REGEX, "[a-z]+")
 LAST_WORDS_SECONDS = 2.0
 """How long cancelled requests may take to tell their clients."""
 
@@ -52,6 +62,7 @@ class Service:
         self.model = settings.engine.model
         self.phase = Phase.LOADING
         self.progress = "starting"
+        self.tell: Callable[[str], None] = lambda progress: None
         self.metrics = Metrics(self.model, self.snapshot)
         self.active = 0
         self._engine: ServedEngine | None = None
@@ -77,6 +88,7 @@ class Service:
     def report(self, what: str, done: int, total: int) -> None:
         """Take news of the loading, from any thread."""
         self.progress = f"{what} ({done} of {total})" if total else what
+        self.tell(self.progress)
 
     def status(self) -> dict[str, Any]:
         """What `/ready` tells."""
@@ -95,10 +107,13 @@ class Service:
 
     async def use(self, engine: ServedEngine) -> None:
         """Serve with `engine`, once it has answered a first request."""
-        self.progress = "warming up"
+        self.report("warming up", 0, 0)
         length = min(WARM_UP_TOKENS, engine.max_context - 1)
         params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
         await engine.complete(Request("warm-up", prompt_token_ids=(0,), params=params))
+        with suppress(RequestError):  # some models cannot; those that can keep what the first one makes
+            params = replace(params, ignore_eos=False, logprobs=0, structured_outputs=WARM_UP_STRUCTURE)
+            await engine.complete(Request("warm-up", prompt_token_ids=(0,), params=params))
         self._engine = engine
         self._stop = asyncio.get_running_loop().create_future()
         if self.phase is Phase.LOADING:

@@ -1,4 +1,4 @@
-// The daemon as a process on a free port. SSD_RUN names the command, by default `ssd-run`.
+// The daemon as a process on a free port. DAEMON names the command, by default `ssd-run`.
 
 import { spawn } from "node:child_process";
 import { once } from "node:events";
@@ -8,7 +8,7 @@ export class Daemon {
   // Starts it in SSD mode; `logged("ready")` waits until it answers.
   constructor(...options) {
     const fixed = ["--mode", "ssd", "--set", "server.port=0", "--set", "log.format=json"];
-    const command = process.env.SSD_RUN ?? "ssd-run";
+    const command = process.env.DAEMON ?? "ssd-run";
     this.process = spawn(command, [...fixed, ...options], { stdio: ["ignore", "ignore", "pipe"] });
     this.log = createInterface({ input: this.process.stderr })[Symbol.asyncIterator]();
   }

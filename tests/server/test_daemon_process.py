@@ -1,4 +1,4 @@
-"""The daemon as a process: OpenAI's client, signals, a kill, a restart, and a loop that is never blocked."""
+"""The daemon as a process: OpenAI's client, signals, a kill, a restart."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from http.client import HTTPConnection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 from openai import APIStatusError, BadRequestError, InternalServerError, OpenAI
@@ -21,91 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ssd_runtime.stats import RoundTotals
 from ssd_runtime.telemetry.trace import read_trace
+from ssd_runtime.testing.daemon import COMMAND, QUIET, Daemon, running, toy
 
-TOY = """
-import asyncio, sys
-from ssd_runtime.cli.options import configure_logging
-from ssd_runtime.server.run import listen, serve
-from ssd_runtime.server.service import Service
-from ssd_runtime.settings.load import load_settings
-from ssd_runtime.testing.engines import toy_engine
-
-settings = load_settings(None, ["server.port=0", "log.format=json", *sys.argv[1:]], environ={}).settings
-configure_logging(settings.log)
-toy = ("scheduler.policy=ssd", "engine.draft_model=toy/1")
-make = lambda service: toy_engine(*toy, plugins=[service.metrics])
-sys.exit(asyncio.run(serve(Service(settings), make, listen(settings.server))))
-"""
 LONG = {"prompt": "tell me", "max_tokens": 500, "ignore_eos": True, "stream": True}
 QUESTION = "Why is the sky blue?"
-COMMAND = ("-c", "from ssd_runtime.cli.main import main; main()")
-LARGE = ("--set", "scheduler.max_tokens=8192", "--set", "engine.max_batch_size=1")
-QUIET = ("--set", "server.port=0", "--set", "log.format=json")
-
-
-class Daemon:
-    """A daemon on a free port, and what it logs."""
-
-    def __init__(self, *command: str) -> None:
-        self.process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True)
-        assert self.process.stderr is not None
-        self._log: IO[str] = self.process.stderr
-        self._connections: list[HTTPConnection] = []
-        self.port = int(self.logged("listening")["url"].rpartition(":")[2])
-
-    def logged(self, event: str) -> dict[str, Any]:
-        """The next line of the log that says `event`."""
-        for line in self._log:
-            entry: dict[str, Any] = json.loads(line)
-            if entry["event"] == event:
-                return entry
-        raise AssertionError(f"the daemon ended without {event!r}")
-
-    def get(self, path: str) -> tuple[int, str]:
-        """Status and body."""
-        with closing(HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
-            connection.request("GET", path)
-            response = connection.getresponse()
-            return response.status, response.read().decode()
-
-    def post(self, body: dict[str, Any]) -> HTTPConnection:
-        """A connection on which a completion has been asked for; open until `hang_up`."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        self._connections.append(connection)
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        return connection
-
-    def hang_up(self) -> None:
-        """Close every connection."""
-        while self._connections:
-            self._connections.pop().close()
-
-    def end(self) -> None:
-        """Leave nothing behind."""
-        self.hang_up()
-        self.process.kill()
-        self.process.wait()
-        self._log.close()
-
-    def client(self) -> OpenAI:
-        return OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0)
-
-
-@contextmanager
-def toy(*overrides: str) -> Iterator[Daemon]:
-    """A daemon with a toy model, ready; killed at the end if it still runs."""
-    with running("-c", TOY, *overrides) as daemon:
-        daemon.logged("ready")
-        yield daemon
-
-
-@contextmanager
-def running(*command: str) -> Iterator[Daemon]:
-    daemon = Daemon(*command)
-    try:
-        yield daemon
-    finally:
-        daemon.end()
 
 
 class TestSignals:
@@ -161,7 +76,7 @@ class TestClient:
     def test_openais_client_raises_its_own_errors(self) -> None:
         """Status, code and field arrive where the client looks for them."""
         with toy() as daemon:
-            client = daemon.client()
+            client = client_of(daemon)
             with pytest.raises(BadRequestError) as caught:
                 client.completions.create(model="smollm2-135m", prompt="a", temperature=2.5)
             assert (caught.value.param, caught.value.type) == ("temperature", "invalid_request_error")
@@ -172,7 +87,7 @@ class TestClient:
 
     def test_openais_client_meets_a_deadline_as_a_server_error(self) -> None:
         """504, so that it may try again."""
-        with toy("server.request_timeout=0.001") as daemon, daemon.client() as client:
+        with toy("server.request_timeout=0.001") as daemon, client_of(daemon) as client:
             with pytest.raises(InternalServerError) as caught:
                 client.completions.create(model="smollm2-135m", prompt="a" * 300)
             assert caught.value.status_code == 504
@@ -196,6 +111,10 @@ def test_an_idle_daemon_takes_less_than_a_hundredth_of_a_core() -> None:
         before = cpu_seconds(daemon.process.pid)
         time.sleep(3)
         assert cpu_seconds(daemon.process.pid) - before < 0.03
+
+
+def client_of(daemon: Daemon) -> OpenAI:
+    return OpenAI(base_url=f"http://127.0.0.1:{daemon.port}/v1", api_key="none", max_retries=0)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -223,7 +142,6 @@ def metrics(daemon: Daemon) -> dict[str, float]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.slow
 class TestModel:
@@ -232,7 +150,7 @@ class TestModel:
         trace = tmp_path / "trace.json"
         with running(*COMMAND, "--mode", "ssd", "--trace", str(trace), *QUIET) as daemon:
             daemon.logged("ready")
-            with daemon.client() as client:
+            with client_of(daemon) as client:
                 given: dict[str, Any] = {
                     "model": "smollm2-135m",
                     "max_tokens": 24,
@@ -258,52 +176,6 @@ class TestModel:
         assert chat.model_extra is not None
         assert chat.model_extra["speculation"]["mode"] == "ssd"
         check_counters(found, trace)
-
-    def test_no_request_keeps_the_loop_from_answering(self) -> None:
-        """`/health` within 50 ms, nine times of ten: in loading, a prefill of 8000 tokens, tokenising."""
-        with running(*COMMAND, "--mode", "autoregressive", *LARGE, *QUIET) as daemon:
-            loading = Pings(daemon)
-            daemon.logged("ready")
-            assert loading.slow() < 0.05
-            reading = Pings(daemon)
-            daemon.post({"prompt": [30] * 8000, "max_tokens": 1})
-            reading.wait_for(200)
-            assert gauges(daemon)[0] == 1
-            assert reading.slow() < 0.05
-            daemon.hang_up()
-            tokenising = Pings(daemon)
-            for _ in range(5):
-                refused = daemon.post({"prompt": "many words " * 10_000, "max_tokens": 1}).getresponse()
-                assert b"context_length_exceeded" in refused.read()
-            assert tokenising.slow() < 0.05
-
-
-class Pings:
-    """Asks `/health` again and again on a thread of its own, until `slow` is asked for."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
-        self._end = threading.Event()
-        self._seconds: list[float] = []
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def wait_for(self, count: int) -> None:
-        """Go on until there have been `count` answers."""
-        while len(self._seconds) < count:
-            self._end.wait(0.01)
-
-    def slow(self) -> float:
-        """Seconds that nine of ten answers took at most."""
-        self._end.set()
-        self._thread.join()
-        return sorted(self._seconds)[len(self._seconds) * 9 // 10]
-
-    def _run(self) -> None:
-        while not self._end.wait(0.01) or not self._seconds:
-            started = time.perf_counter()
-            assert self._daemon.get("/health")[0] == 200
-            self._seconds.append(time.perf_counter() - started)
 
 
 def piped() -> list[str]:

@@ -16,17 +16,21 @@ ADDRESS = "127.0.0.1:8000"
 RUN = {"sh": ["sh", "-euc"], "python": [sys.executable, "-c"]}
 DRIVER = """
 import asyncio, sys
-from ssd_runtime.server.run import listen, serve
+from ssd_runtime.cli.options import configure_logging
+from ssd_runtime.server.run import open_door, serve
 from ssd_runtime.server.service import Service
 from ssd_runtime.settings.load import load_settings
+
+settings = load_settings(None, ["server.port=0"], environ={}).settings
+configure_logging(settings.log)
+service = Service(settings)
+door = open_door(service)
+print(door.listener.getsockname()[1], flush=True)
 from ssd_runtime.testing.engines import toy_engine
 from ssd_runtime.testing.toy import toy_decoder
 
-settings = load_settings(None, ["server.port=0"], environ={}).settings
 models = {"toy/target": toy_decoder(1, vocab=96)}  # with braces, for the JSON example
-listener = listen(settings.server)
-print(listener.getsockname()[1], flush=True)
-sys.exit(asyncio.run(serve(Service(settings), lambda service: toy_engine(models=models), listener)))
+sys.exit(asyncio.run(serve(service, lambda service: toy_engine(models=models), door)))
 """
 
 
