@@ -10,6 +10,8 @@ from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from typing import IO, Any
 
+LONG_SECONDS = 450
+"""How long an answer may take: a prompt of 8000 tokens, on a machine that does something else too."""
 COMMAND = ("-c", "from ssd_runtime.cli.main import main; main()")
 """What Python is given to be `ssd-run`."""
 QUIET = ("--set", "server.port=0", "--set", "log.format=json")
@@ -87,7 +89,7 @@ class Daemon:
 
     def post(self, body: dict[str, Any]) -> HTTPConnection:
         """A connection on which a completion has been asked for; open until `hang_up`."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=LONG_SECONDS)
         self._connections.append(connection)
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         return connection

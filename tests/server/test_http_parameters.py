@@ -8,12 +8,52 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
+from ssd_runtime.settings.sampling import Sampling
 from ssd_runtime.testing.asgi import post, served
 from ssd_runtime.testing.engines import toy_engine
+from ssd_runtime.testing.toy import toy_decoder
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = {"messages": [{"role": "user", "content": "Hi"}]}
 COMMON = {"max_tokens": 6, "seed": 1, "ignore_eos": True, "temperature": 1}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+EVERY: dict[str, Any] = {
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.1,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "logit_bias": {"34": 5},
+    "allowed_token_ids": [34, 35],
+    "banned_token_ids": [34, 35],
+    "bad_words": ["A"],
+    "min_tokens": 2,
+    "max_tokens": 3,
+    "max_completion_tokens": 6,
+    "stop": ["A"],
+    "stop_token_ids": [34],
+    "ignore_eos": True,
+    "seed": 2,
+    "logprobs": True,
+    "top_logprobs": 2,
+    "prompt_logprobs": 2,
+    "echo": True,
+    "n": 2,
+    "include_stop_str_in_output": True,
+    "warpers": [],
+    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
+    "structured_outputs": {"choice": ["yes", "no"]},
+    "guided_json": SCHEMA,
+    "guided_regex": "[a-z]+",
+    "guided_choice": ["yes", "no"],
+    "guided_grammar": 'start: "yes" | "no"',
+    "prediction": {"type": "content", "content": "HELLO"},
+    "speculation": {"mode": "ssd", "length": 2},
+}
+"""A value of every field that requests have beside the prompt."""
+STRUCTURED = ("response_format", "structured_outputs", "guided_")
 
 
 @pytest.fixture(name="app")
@@ -125,3 +165,23 @@ async def test_the_stop_string_may_be_kept(app: ASGIApp) -> None:
     kept = (await asked(app, COMPLETIONS, stop=free[3], include_stop_str_in_output=True))["choices"][0]
     assert kept["text"] == cut["text"] + free[3]
     assert kept["token_ids"] == cut["token_ids"]
+
+
+def test_every_parameter_is_among_those_that_are_tried() -> None:
+    """A new one needs a value here."""
+    assert EVERY.keys() >= Sampling.model_fields.keys()
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_every_parameter_is_taken_over_http(path: str, stream: bool) -> None:
+    """One after the other, by both endpoints, whole and streamed."""
+    settings = ("scheduler.policy=ssd", "engine.draft_model=toy/1")
+    async with served(toy_engine(*settings, models={"toy/target": toy_decoder(1, vocab=96)})) as (app, _):
+        for name, value in EVERY.items():
+            if name == "echo" and path == CHAT:
+                continue
+            end = {"ignore_eos": None} if name.startswith(STRUCTURED) else {}
+            limit = {"max_tokens": 40} if end else {}
+            given = {"logprobs": True} if name == "top_logprobs" else {}
+            assert await asked(app, path, **end, **limit, **(given | {name: value}), stream=stream), name
