@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_kernels.cpu.library import KV, DrawOfRow, Layer, Model, Pass
@@ -52,6 +52,7 @@ class NativePass:
         self._library = _native(decoder.head).library
         self._layers = (Layer * len(decoder.layers))(*map(_layer, decoder.layers))
         self._model = _model(decoder, self._layers)
+        self._kvs: WeakKeyDictionary[PagedKV, KV] = WeakKeyDictionary()
 
     def logits(self, rows: Sequence[ForwardRow], kv: PagedKV, stop: StopWord | None) -> Tensor:
         """Logits of the wanted tokens `[Σ num_logits, vocab]`. Raises Interrupted."""
@@ -81,8 +82,11 @@ class NativePass:
         return logits
 
     def _run(self, call: _Call, kv: PagedKV) -> None:
+        pages = self._kvs.get(kv)
+        if pages is None:
+            pages = self._kvs[kv] = _kv(kv)
         status = self._library.ssd_forward(
-            ctypes.byref(self._model), ctypes.byref(_kv(kv)), ctypes.byref(call.values)
+            ctypes.byref(self._model), ctypes.byref(pages), ctypes.byref(call.values)
         )
         if status < 0:
             raise MemoryError(f"no memory for a pass over {call.values.tokens} tokens")
@@ -91,34 +95,38 @@ class NativePass:
 
 
 class _Call:
-    """One pass: the struct, and the arrays that its addresses point to."""
+    """One pass: the struct, and the arrays that its addresses point to.
+
+    Plain arrays: a draft's pass has a few tokens, and NumPy's calls would take longer than their work.
+    """
 
     def __init__(self, rows: Sequence[ForwardRow], kv: PagedKV, stop: StopWord | None) -> None:
-        lengths = np.array([len(row.token_ids) for row in rows])
-        starts = np.array([row.start for row in rows])
-        wants = np.array([row.num_logits for row in rows])
-        ends = np.cumsum(lengths)
-        tables = [
-            np.asarray(row.block_table[: -(-(row.start + len(row.token_ids)) // kv.block_size)])
-            for row in rows
-        ]
-        offsets = np.cumsum([0, *map(len, tables[:-1])])
-        self.values = Pass(tokens=int(ends[-1]), wanted=int(wants.sum()), threads=num_threads())
+        token_ids: list[int] = []
+        positions: list[int] = []
+        table_at: list[int] = []
+        tables: list[int] = []
+        wanted: list[int] = []
+        for row in rows:
+            end = row.start + len(row.token_ids)
+            token_ids += row.token_ids
+            positions += range(row.start, end)
+            table_at += [len(tables)] * len(row.token_ids)
+            tables += row.block_table[: -(-end // kv.block_size)]
+            wanted += range(len(token_ids) - row.num_logits, len(token_ids))
+        self.values = Pass(tokens=len(token_ids), wanted=len(wanted), threads=num_threads())
         self.kept: list[Any] = [stop]
         if stop is not None:
             self.values.stop = stop.address
-        self.put("token_ids", np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows]))
-        self.put("positions", _ramps(starts, lengths))
-        self.put("table_at", np.repeat(offsets, lengths))
-        self.put("tables", np.concatenate(tables))
-        self.put("wanted_tokens", _ramps(ends - wants, wants))
+        self.put("token_ids", array("q", token_ids))
+        self.put("positions", array("q", positions))
+        self.put("table_at", array("q", table_at))
+        self.put("tables", array("q", tables))
+        self.put("wanted_tokens", array("q", wanted))
 
-    def put(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
-        """Give the pass the address of `array`, integers as int64; returns what lies there."""
-        kept = np.ascontiguousarray(array, dtype=np.int64 if array.dtype.kind in "iu" else array.dtype)
-        self.kept.append(kept)
-        setattr(self.values, name, kept.ctypes.data)
-        return kept
+    def put(self, name: str, numbers: array[Any]) -> None:
+        """Give the pass the address of `numbers`."""
+        self.kept.append(numbers)
+        setattr(self.values, name, numbers.buffer_info()[0])
 
 
 class _Drawn:
@@ -126,26 +134,27 @@ class _Drawn:
 
     def __init__(self, call: _Call, asks: Sequence[Ask | None], vocab_size: int) -> None:
         self._counts = [0 if ask is None else min(ask.count, vocab_size) for ask in asks]
-        most = max(self._counts, default=0)
+        self._most = max(self._counts, default=0)
         rows = (DrawOfRow * len(asks))(*map(_draw, asks, self._counts))
         call.kept.append(rows)
         call.values.draws = ctypes.addressof(rows)
         call.values.drawn_vocab = vocab_size
-        call.values.count = most
-        call.put("expected", np.array([-1 if ask is None else ask.expected for ask in asks], dtype=np.int64))
-        self._tokens = call.put("drawn", np.empty(len(asks), dtype=np.int64))
-        self._candidates = call.put("candidates", np.empty((len(asks), most), dtype=np.int64))
-        self._scores = call.put("scores", np.empty((len(asks), most), dtype=np.float32))
+        call.values.count = self._most
+        self._tokens = array("q", bytes(8 * len(asks)))
+        self._candidates = array("q", bytes(8 * len(asks) * self._most))
+        self._scores = array("f", bytes(4 * len(asks) * self._most))
+        call.put("expected", array("q", [-1 if ask is None else ask.expected for ask in asks]))
+        call.put("drawn", self._tokens)
+        call.put("candidates", self._candidates)
+        call.put("scores", self._scores)
 
     def steps(self) -> list[DraftStep]:
         """What was drawn, one for each ask."""
-        drawn = zip(
-            self._tokens.tolist(), self._candidates.tolist(), self._scores.tolist(), self._counts, strict=True
-        )
-        return [
-            DraftStep(token, tuple(ids[:n]), tuple(scores[:n])) if token >= 0 else DraftStep(token, (), ())
-            for token, ids, scores, n in drawn
-        ]
+        steps = []
+        for index, (token, count) in enumerate(zip(self._tokens, self._counts, strict=True)):
+            at = slice(index * self._most, index * self._most + (count if token >= 0 else 0))
+            steps.append(DraftStep(token, tuple(self._candidates[at]), tuple(self._scores[at])))
+        return steps
 
 
 def is_native(matrices: Iterable[object]) -> bool:
@@ -204,15 +213,3 @@ def _draw(ask: Ask | None, count: int) -> DrawOfRow:
         return DrawOfRow(count=-1)
     draw = ask.draw
     return DrawOfRow(draw.seed, ask.position, draw.temperature, draw.top_p, draw.min_p, draw.top_k, count)
-
-
-def _blocks(row: ForwardRow, kv: PagedKV) -> int:
-    """How many blocks hold the row's tokens and all before them."""
-    return -(-(row.start + len(row.token_ids)) // kv.block_size)
-
-
-def _ramps(starts: NDArray[Any], lengths: NDArray[Any]) -> NDArray[Any]:
-    """For each row `lengths[i]` numbers from `starts[i]` on, one row after the other."""
-    ends = np.cumsum(lengths)
-    ramps: NDArray[Any] = np.arange(ends[-1]) + np.repeat(starts - ends + lengths, lengths)
-    return ramps
