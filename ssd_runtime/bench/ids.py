@@ -10,6 +10,8 @@ from ssd_runtime.bench.answering import Pass, Streamed
 from ssd_runtime.bench.plan import Turn
 from ssd_runtime.errors import SSDError
 
+NOT_COMPARED = "not compared"
+
 
 class IdsDifferError(SSDError):
     """Two runs of one prompt with one seed gave different tokens."""
@@ -21,12 +23,16 @@ class IdsCheck:
     So the modes, the repetitions and the batch sizes are all compared with each other.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, sampled_too: bool = True) -> None:
+        """sampled_too: also above temperature 0, where not every sampler gives one text for a seed."""
+        self._sampled_too = sampled_too
         self._first: dict[tuple[str, float, str], tuple[str, tuple[int, ...]]] = {}
 
     def check(self, turn: Turn, mode: str, result: Pass) -> None:
         """Raise `IdsDifferError` for the first prompt, and position in it, that differs."""
         cell = turn.cell
+        if cell.temperature > 0 and not self._sampled_too:
+            return
         who = f"{mode} (batch {cell.batch}, repetition {turn.repetition + 1})"
         for answer in result.answers:
             key = (cell.prompts.name, cell.temperature, answer.request_id)
@@ -36,7 +42,9 @@ class IdsCheck:
                 raise IdsDifferError(f"{where}: {_difference(other, token_ids, who, answer)}")
 
     def digest(self, set_name: str, temperature: float) -> str:
-        """A hash over all token ids of one prompt set at one temperature."""
+        """A hash over all token ids of one prompt set at one temperature, or that they were not compared."""
+        if temperature > 0 and not self._sampled_too:
+            return NOT_COMPARED
         found = {
             prompt: token_ids
             for (name, t, prompt), (_, token_ids) in self._first.items()

@@ -44,12 +44,14 @@ async def run_bench(
     seed: int,
     repeat: int,
     progress: Progress,
+    one_text: bool = True,
 ) -> Results:
     """Measure every contender in every cell. Raises `IdsDifferError`, and what an engine raises.
 
-    params: everything but temperature and seed, which are the cell's and the prompt's own.
+    params: everything but temperature and seed, which are the cell's and the prompt's own. one_text:
+    whether a seed gives the same ids in every mode, which is then checked above temperature 0 too.
     """
-    check, results = IdsCheck(), Results()
+    check, results = IdsCheck(sampled_too=one_text), Results()
     done, total = 0, sum(len(list(turns(cell, len(contenders), repeat))) for cell in cells)
     for cell in cells:
         samples: dict[int, list[Sample]] = defaultdict(list)

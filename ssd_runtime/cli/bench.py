@@ -42,10 +42,16 @@ NO_LIMIT = 10_000
 """Characters in a line: a cut table would hide figures, a terminal wraps what is too long."""
 T = TypeVar("T")
 
+SAMPLER_OF_MANY_TEXTS = "rejection"
+"""Under it, above temperature 0, what a seed gives depends on mode and timing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be compared. prompts: sources, as the command line names them."""
+    """What is to be compared. prompts: sources, as the command line names them.
+
+    one_text: whether a seed gives the same ids in every mode, see `run_bench`.
+    """
 
     modes: tuple[Mode, ...]
     batches: tuple[int, ...]
@@ -54,6 +60,7 @@ class Asked:
     params: SamplingParams
     seed: int
     repeat: int
+    one_text: bool = True
 
 
 def bench(
@@ -90,6 +97,7 @@ def bench(
         params=sampling(settings, max_tokens=max_tokens, ignore_eos=ignore_eos),
         seed=seed,
         repeat=repeat,
+        one_text=settings.engine.sampler.name != SAMPLER_OF_MANY_TEXTS,
     )
     for temperature in asked.temperatures:
         sampling(settings, temperature=temperature)
@@ -115,7 +123,13 @@ async def measure(asked: Asked, contenders: Sequence[Contender], progress: Progr
     """Run everything that is asked for on contenders that are ready."""
     todo = cells(read_sets(asked.prompts), asked.temperatures, asked.batches)
     return await run_bench(
-        contenders, todo, asked.params, seed=asked.seed, repeat=asked.repeat, progress=progress
+        contenders,
+        todo,
+        asked.params,
+        seed=asked.seed,
+        repeat=asked.repeat,
+        progress=progress,
+        one_text=asked.one_text,
     )
 
 

@@ -45,6 +45,18 @@ def test_an_answer_that_ends_elsewhere_differs(ids: tuple[int, ...], message: st
         check.check(turn(), "ssd", answers(ids, ()))
 
 
+def test_a_sampler_of_many_texts_is_compared_where_it_has_one() -> None:
+    """At temperature 0; above it the ids say that nothing was compared."""
+    check = IdsCheck(sampled_too=False)
+    for temperature in (0.0, 1.0):
+        check.check(turn(temperature=temperature), "autoregressive", answers((1, 2), (3,)))
+    check.check(turn(temperature=1.0), "ssd", answers((1, 9), (3,)))
+    with pytest.raises(IdsDifferError):
+        check.check(turn(), "ssd", answers((1, 9), (3,)))
+    assert check.digest("set", 1.0) == "not compared"
+    assert check.digest("set", 0.0) != "not compared"
+
+
 @pytest.mark.parametrize("other", [turn(batch=4), turn(repetition=1)])
 def test_batch_sizes_and_repetitions_are_compared_too(other: Turn) -> None:
     """A request has one answer: alone or in a batch, the first time or again."""
