@@ -33,7 +33,7 @@ from ssd_runtime.stats import RoundRecord
 from ssd_runtime.types import Request, SamplingParams
 
 CLIENTS = 16
-TOKENS = 64
+TOKENS = 32
 PROMPT = "Once upon a time there was a"
 PARAMS = SamplingParams(temperature=0.8, seed=1, max_tokens=TOKENS, ignore_eos=True)
 SETTINGS = ("server.port=0", f"engine.max_batch_size={CLIENTS}", "log.level=warning")
