@@ -44,7 +44,7 @@ EACH_WAY = pytest.mark.parametrize(
         ("speculative", "{name: rejection, c: 0.5}"),
     ],
 )
-"""Under `rejection` the ids of mode `ssd` depend on timing: tests/oracle/test_ratio_rounds.py has its rounds."""
+"""The ids of `rejection` in mode `ssd` depend on timing; test_ratio_rounds.py has its rounds."""
 
 
 def load_toy(name: str, quantizer: Quantizer, progress: Progress) -> LoadedModel:
