@@ -23,8 +23,8 @@ import numpy as np
 from torch import Tensor
 
 from scripts.coupling import Chances, Rounds, coupled, ratio, ratio_given, walk
-from scripts.shared_models import DRAFTS, TARGET_FORM, SharedModels, quantization_of
 from scripts.prompts import SHIPPED, Prompt, load_prompts
+from scripts.shared_models import DRAFTS, TARGET_FORM, SharedModels, quantization_of
 from ssd_runtime.app import Engine
 from ssd_runtime.build import no_progress
 from ssd_runtime.hooks.manager import PluginManager
