@@ -7,7 +7,7 @@ KERNELS := kernels/ssd_kernels/cpu
 KERNEL_TESTS := tests/kernels tests/models/test_rows_are_their_own.py tests/models/test_quantizers.py
 PROMPT ?= Why is the sky blue? Answer in one sentence.
 
-.PHONY: run test test-all client-test asan ubsan tsan neon lint format docs ci clean
+.PHONY: run test test-all test-long client-test asan ubsan tsan neon lint format docs ci clean
 
 run: $(READY)  ## answer one prompt with the embedded model
 	echo "$(PROMPT)" | $(BIN)/ssd-run pipe
@@ -15,8 +15,11 @@ run: $(READY)  ## answer one prompt with the embedded model
 test: $(READY)  ## the fast suite
 	$(BIN)/pytest -q -m "not slow"
 
-test-all: $(READY)  ## every test that this machine can run
+test-all: $(READY)  ## what CI runs: every test that this machine can run within minutes
 	$(BIN)/pytest -q
+
+test-long: $(READY)  ## samples and cases by the ten thousand: minutes each
+	$(BIN)/pytest -q -m long
 
 client-test: $(READY)  ## OpenAI's client for Node against the daemon; needs node and npm
 	cd tests/clients && npm install --no-audit --no-fund --no-package-lock

@@ -18,6 +18,8 @@ SMOOTHING = 0.2
 PRIOR_ACCEPTANCE = 0.8
 FIRST_SHARE = 0.6
 EXTRA_TOKEN = 0.15
+SHORTEST = 1e-9
+"""Seconds that a pass takes at least, so that nothing is divided by zero."""
 
 
 class Average:
@@ -85,7 +87,7 @@ class BudgetChooser:
     def _step(self, tokens: int) -> float:
         """Seconds of a pass over `tokens` tokens: as measured, or from the nearest count that was."""
         nearest = min(self._steps, key=lambda known: (abs(known - tokens), known))
-        seconds = self._steps[nearest].value or 1e-9
+        seconds = max(self._steps[nearest].value or 0.0, SHORTEST)
         return seconds * _relative_cost(tokens) / _relative_cost(nearest)
 
 

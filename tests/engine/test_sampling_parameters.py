@@ -240,6 +240,7 @@ def test_any_rules_together_mean_the_same_with_speculation(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
 @given(

@@ -21,7 +21,7 @@ from ssd_runtime.messages import Draw, Verdict
 from ssd_runtime.sampling.odds import Odds
 from ssd_runtime.sampling.verify import verify
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 SEEDS = 200_000
 ERROR_RATE = 1e-6
 LENGTH = 2
