@@ -156,7 +156,6 @@ def open_library(file: Path) -> ctypes.CDLL:
     library.ssd_unpack.restype = None
     library.ssd_product.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int32]
     library.ssd_forward.argtypes = [POINTER(Model), POINTER(KV), POINTER(Pass)]
-    library.ssd_draw_rows.argtypes = [c_void_p, c_int64, POINTER(Pass)]
     library.ssd_read_seconds.argtypes = [c_void_p, c_int64, c_int32]
     library.ssd_read_seconds.restype = c_double
     return library

@@ -95,8 +95,6 @@ void ssd_unpack(const ssd_matrix* matrix, float* weight);
 int ssd_product(const ssd_matrix* matrix, const float* x, int64_t rows, float* y, int32_t threads);
 // One forward pass: 0 done, 1 interrupted by the stop word, -1 memory is short.
 int ssd_forward(const ssd_decoder* decoder, const ssd_kv* kv, const ssd_pass* pass);
-// Draws from logits [rows, vocab] as a pass does.
-int ssd_draw_rows(const float* logits, int64_t vocab, const ssd_pass* pass);
 // Reads `bytes` bytes once on each of `threads` threads; seconds.
 double ssd_read_seconds(const void* data, int64_t bytes, int32_t threads);
 

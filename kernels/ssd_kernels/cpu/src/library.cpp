@@ -90,13 +90,6 @@ int ssd_forward(const ssd_decoder* decoder, const ssd_kv* kv, const ssd_pass* pa
   return forward.interrupted() ? 1 : 0;
 }
 
-int ssd_draw_rows(const float* logits, int64_t vocab, const ssd_pass* pass) {
-  Scratches& scratches = workspace().draws;
-  scratches.grow(pass->threads);
-  in_parallel(pass->threads, [&](Team& team) { draw_chains(logits, vocab, *pass, scratches, team); });
-  return 0;
-}
-
 double ssd_read_seconds(const void* data, int64_t bytes, int32_t threads) {
   std::atomic<int64_t> sink{0};
   const auto started = std::chrono::steady_clock::now();
