@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import threading
 
 from ssd_runtime.errors import ConfigError
 
 _CPU = re.compile(r"cpu:(\d+)(?:-(\d+))?")
+BEHIND = 5
+"""By how much a lane's thread is nicer than the others of its process."""
 
 
 def available_cores() -> frozenset[int]:
@@ -38,6 +42,17 @@ def confine_thread(cores: frozenset[int]) -> None:
     """Confine the calling thread, and the threads it will start, to `cores`."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
+
+
+def let_others_go_first() -> None:
+    """Make the calling thread, and the threads it will start, give way to the process's event loops.
+
+    Where cores are scarce a loop that wakes up then runs at once, instead of after a pass. Linux only:
+    elsewhere niceness belongs to whole processes.
+    """
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + BEHIND)
 
 
 def use_threads(num_threads: int) -> None:

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from ssd_runtime.clock import Clock
-from ssd_runtime.device.cores import confine_thread
+from ssd_runtime.device.cores import confine_thread, let_others_go_first
 from ssd_runtime.errors import EngineClosedError
 
 
@@ -103,6 +103,7 @@ class Lane:
     def _run(self) -> None:
         if self.cores is not None:
             confine_thread(self.cores)
+        let_others_go_first()
         self._setup()
         while (item := self._items.get()) is not None:
             command, loop, future = item

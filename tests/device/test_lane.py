@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from ssd_runtime.clock import ManualClock
-from ssd_runtime.device.cores import available_cores
+from ssd_runtime.device.cores import BEHIND, available_cores
 from ssd_runtime.device.lane import CommandRecord, Lane
 from ssd_runtime.errors import EngineClosedError
 from ssd_runtime.speculation.commands import BuildResult, StepCost
@@ -155,3 +156,12 @@ async def test_the_thread_is_confined_and_set_up_before_the_first_command() -> N
     assert steps == ["setup", "command"]
     assert available_cores() == before
     lane.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to whole processes")
+async def test_the_thread_gives_way_to_the_loops(lane: Lane) -> None:
+    """And only the lane's: the threads of its own process go first."""
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    theirs = await lane.submit(Call(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+    assert theirs == min(own + BEHIND, 19)
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
