@@ -45,10 +45,14 @@ class Ask:
 
 
 class NativePass:
-    """One decoder's weights as the native library wants them. Holds what the addresses point to."""
+    """One decoder's weights as the native library wants them. Holds what the addresses point to.
+
+    But not the decoder, which holds it: weights are freed with the last who uses them, not by a collector.
+    """
 
     def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+        self._kept = (decoder.head, *decoder.layers, decoder.embedding, decoder.frequencies, decoder.norm)
+        self._vocab_size = decoder.config.vocab_size
         self._library = _native(decoder.head).library
         self._layers = (Layer * len(decoder.layers))(*map(_layer, decoder.layers))
         self._model = _model(decoder, self._layers)
@@ -77,7 +81,7 @@ class NativePass:
         return drawn.steps(), logits
 
     def _room_for_logits(self, call: _Call) -> Tensor:
-        logits = torch.empty(call.values.wanted, self._decoder.config.vocab_size)
+        logits = torch.empty(call.values.wanted, self._vocab_size)
         call.values.logits = logits.data_ptr()
         return logits
 
