@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssd_runtime.memory.blocks import BlockManager
+from ssd_runtime.memory.preemption import Preemption
 from ssd_runtime.sequence import Sequence
 
 OrderKey = Callable[[Sequence], Any]
@@ -42,15 +43,21 @@ class Scheduler:
         max_batch_tokens: int,
         order: OrderKey,
         on_preempt: Callable[[Sequence], None] = lambda sequence: None,
+        preemption: Preemption | None = None,
     ) -> None:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self.num_preemptions = 0
+        self.preemption = preemption or Preemption()
         self.blocks = blocks
         self._max_batch_size = max_batch_size
         self._max_batch_tokens = max_batch_tokens
         self._order = order
         self._on_preempt = on_preempt
+
+    @property
+    def num_preemptions(self) -> int:
+        """Times that somebody was preempted."""
+        return self.preemption.num_recomputed + self.preemption.num_swapped
 
     @property
     def is_idle(self) -> bool:
@@ -68,6 +75,7 @@ class Scheduler:
             if sequence in group:
                 group.remove(sequence)
         self.blocks.drop(sequence.table)
+        self.preemption.end(sequence)
 
     def next_batch(self, max_drafts: Callable[[Sequence], int]) -> list[BatchRow]:
         """The rows of the next round, their blocks allocated. `max_drafts` is asked per decoding row."""
@@ -82,6 +90,7 @@ class Scheduler:
             if not self.blocks.can_grow(sequence.table, len(sequence.token_ids)):
                 return
             self.blocks.grow(sequence.table, len(sequence.token_ids))
+            self.preemption.resume(sequence)
             self.running.append(self.waiting.pop(0))
 
     def _decoding_rows(self, max_drafts: Callable[[Sequence], int]) -> list[BatchRow]:
@@ -110,11 +119,10 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        self.preemption.leave(sequence)
         self.blocks.drop(sequence.table)
-        sequence.forget_kv()
         self._on_preempt(sequence)
         self.waiting.insert(0, sequence)
-        self.num_preemptions += 1
 
     def _prefill_rows(self, budget: int) -> list[BatchRow]:
         rows = []

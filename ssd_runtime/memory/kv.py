@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,6 +14,9 @@ from torch import Tensor
 
 from ssd_runtime.memory.entries import FLOATS, decode, encode, entry_bytes, item_bytes, to_float16
 from ssd_runtime.messages import BlockCopy
+
+if TYPE_CHECKING:
+    from ssd_runtime.device.transfer import Transfer
 
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
@@ -77,6 +81,14 @@ class PagedKV:
         for copy in copies:
             source = self.data[:, copy.source, :, : copy.num_tokens]
             self.data[:, copy.target, :, : copy.num_tokens].copy_(source)
+
+    def pages(self, blocks: Sequence[int], transfer: Transfer) -> Tensor:
+        """What these blocks hold, bit for bit: a copy in host memory `[layers, len(blocks), …]`."""
+        return transfer.down(self.data.index_select(1, transfer.up(torch.tensor(blocks))))
+
+    def restore(self, blocks: Sequence[int], pages: Tensor, transfer: Transfer) -> None:
+        """Write what `pages` gave, of as many blocks, into `blocks`."""
+        self.data.index_copy_(1, transfer.up(torch.tensor(blocks)), transfer.up(pages))
 
     def _stored(self, vectors: Tensor) -> Tensor:
         if self.dtype is torch.float32:
