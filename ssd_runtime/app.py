@@ -106,6 +106,9 @@ class Engine:
             used_blocks=scheduler.blocks.num_blocks - scheduler.blocks.num_free,
             num_blocks=scheduler.blocks.num_blocks,
             num_preemptions=scheduler.num_preemptions,
+            num_swaps=scheduler.preemption.num_swapped,
+            swapped=scheduler.preemption.num_swapped_now,
+            swap_usage=scheduler.preemption.swap_usage,
             parts=parts.status(),
         )
 

@@ -9,6 +9,7 @@ from ssd_runtime.device.placement import Places, check_place, place
 from ssd_runtime.drafts import NO_DRAFT, SELF
 from ssd_runtime.errors import ConfigError, ModelError, NotAvailableError
 from ssd_runtime.hooks.registry import Registries
+from ssd_runtime.memory.history import history_codecs
 from ssd_runtime.settings.available import check_available
 from ssd_runtime.settings.load import Loaded
 from ssd_runtime.settings.show import flow
@@ -38,8 +39,8 @@ def check_parts(loaded: Loaded, registries: Registries) -> None:
             "engine.quantization": registries.quantizers.names(),
             "engine.draft_quantization": registries.quantizers.names(),
             "engine.kv_cache_dtype": KV_DTYPES,
+            "engine.history_codec": history_codecs(),
             "scheduler.order": registries.orders.names(),
-            "scheduler.preempt_mode": ("recompute",),
         },
         is_draft=is_model,
     )

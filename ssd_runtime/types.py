@@ -142,7 +142,8 @@ class Request:
 
     raw: continue `prompt` as it stands instead of applying the chat template. suffix: what comes after
     the answer; `prompt` is what comes before it. prediction: what the answer is expected to be, which
-    makes it faster where it is right and changes nothing else.
+    makes it faster where it is right and changes nothing else. priority: lower is served earlier, where
+    `scheduler.order` looks at it.
     """
 
     id: str
@@ -154,6 +155,7 @@ class Request:
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     suffix: str | None = None
     prediction: str | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +206,20 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """An engine at one moment, for gauges. `parts`: what the draft and each proposer say of themselves."""
+    """An engine at one moment, for gauges. `parts`: what the draft and each proposer say of themselves.
+
+    num_swaps: those of the preemptions that kept the KV in host memory. swapped: requests whose KV is there
+    now; swap_usage: the part of `scheduler.swap_space` that they take.
+    """
 
     running: int = 0
     waiting: int = 0
     used_blocks: int = 0
     num_blocks: int = 1
     num_preemptions: int = 0
+    num_swaps: int = 0
+    swapped: int = 0
+    swap_usage: float = 0.0
     parts: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -105,9 +105,9 @@ class _Swapped:
     copied: asyncio.Future[Any]
 
     @property
-    def is_there(self) -> bool:
-        """Whether the copy was made."""
-        return self.copied.done() and not self.copied.cancelled() and self.copied.exception() is None
+    def is_lost(self) -> bool:
+        """Whether the copy is known to have failed."""
+        return self.copied.done() and (self.copied.cancelled() or self.copied.exception() is not None)
 
 
 class HostSwap:
@@ -151,7 +151,7 @@ class HostSwap:
         Nothing happens where nothing is kept, or where the copy failed: then it is recomputed.
         """
         swapped = self._pop(sequence)
-        if swapped is None or not swapped.is_there or swapped.kv_len <= sequence.kv_len:
+        if swapped is None or swapped.is_lost or swapped.kv_len <= sequence.kv_len:
             return
         skipped = sequence.kv_len // self._block_size
         blocks = tuple(sequence.table[skipped : -(-swapped.kv_len // self._block_size)])

@@ -39,6 +39,6 @@ def _chosen(settings: Settings) -> Iterator[tuple[str, str]]:
     yield from (("engine.quantization", name) for name in engine.quantization.names)
     yield "engine.draft_quantization", engine.draft_quantization
     yield "engine.kv_cache_dtype", engine.kv_cache_dtype
+    yield "engine.history_codec", engine.history_codec
     yield "scheduler.policy", scheduler.policy.value
     yield "scheduler.order", scheduler.order
-    yield "scheduler.preempt_mode", scheduler.preempt_mode

@@ -116,6 +116,11 @@ class EngineSettings(_Section):
     kv_cache_dtype: Literal["float32", "fp16", "fp8", "int8"] = Field(
         "float32", description="Number format of the target's keys and values."
     )
+    history_codec: Literal["none", "zstd"] = Field(
+        "none",
+        description="How the tokens of preempted requests are kept, and of texts that proposers remember: "
+        "as they are, or compressed (before Python 3.14 with the package's extra `stores`).",
+    )
     max_batch_size: Int = Field(8, ge=1, le=1024, description="Most requests in one round.")
     speculative_length: Int = Field(6, ge=0, le=64, description="K, most draft tokens per row and round.")
     branch_budget: Int = Field(8, ge=0, le=256, description="Most outcomes prepared per row and round.")
@@ -146,7 +151,14 @@ class SchedulerSettings(_Section):
         4096, ge=2, description="The context: most tokens of a request, prompt and completion together."
     )
     preempt_mode: Literal["recompute", "swap"] = Field(
-        "recompute", description="What happens to the KV of a preempted request."
+        "recompute",
+        description="What happens to the KV of a preempted request: it is forgotten and computed again, or "
+        "kept in host memory, bit for bit.",
+    )
+    swap_space: Float = Field(
+        4.0,
+        ge=0,
+        description="GiB of host memory for `preempt_mode: swap`; what finds no room there is recomputed.",
     )
     max_batch_tokens: Int = Field(
         512, ge=1, description="Tokens of one round; a prefill is cut into chunks that fit."

@@ -134,7 +134,9 @@ class _Engine(Collector):
         yield self._gauge("num_requests_waiting", "Requests in the queue.", now.waiting)
         used = now.used_blocks / now.num_blocks
         yield self._gauge("kv_cache_usage_perc", "Used part of the KV cache, 1 is full.", used)
-        yield self._counter("num_preemptions", "Requests that lost their KV to others.", now.num_preemptions)
+        yield self._gauge("num_requests_swapped", "Requests whose KV is in host memory.", now.swapped)
+        yield self._gauge("cpu_cache_usage_perc", "Used part of scheduler.swap_space.", now.swap_usage)
+        yield self._preemptions(now)
         totals, num_drafts = self._rounds()
         yield self._counter("spec_decode_num_drafts", "Rounds with a draft.", num_drafts)
         yield self._counter("spec_decode_num_draft_tokens", "Draft tokens verified.", totals.draft_tokens)
@@ -144,6 +146,13 @@ class _Engine(Collector):
         yield self._counter("spec_decode_cache_hits", "Proposals from the outcome cache.", totals.hits)
         yield self._counter("spec_decode_cache_misses", "Lookups that found nothing.", totals.misses)
         yield self._per_position(totals.accepted_per_position)
+
+    def _preemptions(self, now: EngineSnapshot) -> Metric:
+        text = "Requests that lost their KV to others, by what became of it."
+        family = CounterMetricFamily(f"{PREFIX}num_preemptions", text, labels=[*LABELS, "mode"])
+        family.add_metric([self._model, "recompute"], now.num_preemptions - now.num_swaps)
+        family.add_metric([self._model, "swap"], now.num_swaps)
+        return family
 
     def _per_position(self, accepted: list[int]) -> Metric:
         name = f"{PREFIX}spec_decode_num_accepted_tokens_per_pos"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ssd_runtime.clock import ManualClock
 from ssd_runtime.device.lane import Worker
+from ssd_runtime.device.transfer import HOST
 from ssd_runtime.engine.core import EngineCore
 from ssd_runtime.engine.live import LiveRequest
 from ssd_runtime.engine.prepare import Limits, Prepared, prepare
@@ -16,8 +20,11 @@ from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.target import TargetWorker
 from ssd_runtime.errors import SSDError
 from ssd_runtime.faces import answer_of
-from ssd_runtime.hooks.kinds import Sampler
+from ssd_runtime.hooks.kinds import Order, Sampler
 from ssd_runtime.memory.blocks import BlockManager
+from ssd_runtime.memory.history import history_codecs
+from ssd_runtime.memory.preemption import Preemption
+from ssd_runtime.memory.swap import HostSwap, SwappingWorker
 from ssd_runtime.models.loading import LoadedModel
 from ssd_runtime.sampling import fanout
 from ssd_runtime.sampling.draw import DraftStep, draft_steps, draw_tokens
@@ -87,6 +94,8 @@ class RigSettings:
     automatic: every command is done as it is submitted, so that builds reach their full depth.
     fallback: sources, or `draft` and `shadow` by name. patience: seconds, as `DraftLane` has them.
     draft_lane: replaces the scripted one. controller: replaces `mode`. sampler: the target's.
+    swap_tokens: what host memory holds of preempted requests' KV; None: they are recomputed. kv_dtype: of
+    the target's KV. order: who is served next.
     """
 
     mode: Mode = Mode.SSD
@@ -104,6 +113,10 @@ class RigSettings:
     patience: float = PATIENT
     draft_lane: LaneLike | None = None
     sampler: Sampler | None = None
+    swap_tokens: int | None = None
+    history_codec: str = "none"
+    kv_dtype: torch.dtype = torch.float32
+    order: Order = operator.attrgetter("uid")
 
 
 class Rig:
@@ -126,9 +139,11 @@ class Rig:
             target.config.vocab_size,
         )
         self._tokenizer = target.tokenizer
-        kv = target.decoder.new_kv(self.blocks.num_blocks, self.blocks.block_size)
-        worker = TargetWorker(target.decoder, kv, self.settings.sampler or PlainSampler())
-        self.target = self._lane("target", worker)
+        self.kv = target.decoder.new_kv(
+            self.blocks.num_blocks, self.blocks.block_size, self.settings.kv_dtype
+        )
+        worker = TargetWorker(target.decoder, self.kv, self.settings.sampler or PlainSampler())
+        self.target = self._lane("target", SwappingWorker(worker, self.kv, HOST))
         self.draft = self._lane("draft", draft)
         self.speculator = self._speculator(has_draft=draft is not None)
         self.core = self._core()
@@ -196,14 +211,27 @@ class Rig:
                 self.blocks,
                 max_batch_size=self.settings.max_batch_size,
                 max_batch_tokens=self.settings.max_batch_tokens,
-                order=lambda sequence: sequence.uid,
+                order=self.settings.order,
                 on_preempt=self.speculator.forget,
+                preemption=self._preemption(),
             ),
             speculator=self.speculator,
             clock=self.clock,
             max_queue=self.settings.max_queue,
             on_round=self.records.append,
         )
+
+    def _preemption(self) -> Preemption:
+        swap, tokens = None, self.settings.swap_tokens
+        if tokens is not None:
+            swap = HostSwap(
+                self.target.submit,
+                block_size=self.kv.block_size,
+                block_bytes=self.kv.block_size,
+                capacity=tokens,
+            )
+        codec = self.settings.history_codec
+        return Preemption(swap, history_codecs()[codec] if codec != "none" else None)
 
     def _speculator(self, *, has_draft: bool) -> Speculator:
         chosen, memories = self.settings, Memories()

@@ -26,6 +26,8 @@ NAMES = {
     "num_requests_waiting",
     "kv_cache_usage_perc",
     "num_preemptions_total",
+    "num_requests_swapped",
+    "cpu_cache_usage_perc",
     "prompt_tokens_total",
     "generation_tokens_total",
     "request_success_total",
@@ -50,7 +52,7 @@ def parsed(text: str) -> dict[str, float]:
     }
 
 
-EXTRA = ("position", "finished_reason", "le")
+EXTRA = ("position", "finished_reason", "le", "mode")
 
 
 async def test_counters_of_speculation_are_the_sums_over_the_trace(tmp_path: Path) -> None:
@@ -96,6 +98,14 @@ def test_every_name_is_there_and_documented() -> None:
     assert [name for name in NAMES if name.removesuffix("_count") not in document] == []
     assert (found["num_requests_running"], found["num_requests_waiting"]) == (2, 3)
     assert found["kv_cache_usage_perc"] == 0.25
+
+
+def test_preemptions_are_counted_by_what_became_of_the_kv() -> None:
+    """Swapped or recomputed; together they are all."""
+    snapshot = EngineSnapshot(num_preemptions=5, num_swaps=2, swapped=1, swap_usage=0.25)
+    found = parsed(Metrics("smollm2-135m", lambda: snapshot).text().decode())
+    assert (found["num_preemptions_total recompute"], found["num_preemptions_total swap"]) == (3, 2)
+    assert (found["num_requests_swapped"], found["cpu_cache_usage_perc"]) == (1, 0.25)
 
 
 def test_a_round_without_a_draft_is_no_draft() -> None:

@@ -20,7 +20,7 @@ from ssd_runtime.settings.load import load_settings
         ("engine.draft_model", "magic"),
         ("engine.kv_cache_dtype", "fp8"),
         ("scheduler.order", "magic"),
-        ("scheduler.preempt_mode", "swap"),
+        ("engine.history_codec", "zstd"),
         ("scheduler.policy", "ssd"),
     ],
 )
