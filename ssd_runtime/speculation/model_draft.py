@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from ssd_runtime.memory.blocks import BlockManager
-from ssd_runtime.messages import ForwardRow
+from ssd_runtime.messages import BlockCopy, ForwardRow, StopWord
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,9 +68,10 @@ class DecoderDraft:
         self.vocab_size = min(vocab_size, decoder.config.vocab_size)
         self.max_context = decoder.config.max_position
         self.weight_bytes = decoder.weight_bytes
-        self._decoder = decoder
-        self._kv = kv
-        self._blocks = blocks
+        self.decoder = decoder
+        self.kv = kv
+        self.blocks = blocks
+        self._copies: list[BlockCopy] = []
 
     def new(self) -> DraftState:
         """A state that has read nothing."""
@@ -82,30 +83,37 @@ class DecoderDraft:
 
     def extend(self, feeds: Sequence[Feed]) -> Tensor:
         """Read the tokens of every feed in one pass; logits `[sum of num_logits, vocab_size]`."""
-        logits = self._decoder.forward(self._rows(feeds), self._kv)
+        return self.extend_until(feeds, None)
+
+    def extend_until(self, feeds: Sequence[Feed], stop: StopWord | None) -> Tensor:
+        """`extend`, or `Interrupted` when the stop word interrupts the pass: nothing was read then."""
+        logits = self.decoder.forward(self._rows(feeds), self.kv, stop)
         self._advance(feeds)
         return logits[:, : self.vocab_size]
 
     @property
     def can_draw(self) -> bool:
         """Whether `draw` is there."""
-        return self._decoder.can_draw
+        return self.decoder.can_draw
 
-    def draw(self, feeds: Sequence[Feed], asks: Sequence[Ask]) -> list[DraftStep]:
-        """`extend`, with a draw for each token that wants logits in place of them."""
-        steps, _ = self._decoder.draw(self._rows(feeds), self._kv, asks, self.vocab_size)
+    def draw(
+        self, feeds: Sequence[Feed], asks: Sequence[Ask], stop: StopWord | None = None
+    ) -> list[DraftStep]:
+        """`extend_until`, with a draw for each token that wants logits in place of them."""
+        steps, _ = self.decoder.draw(self._rows(feeds), self.kv, asks, self.vocab_size, stop)
         self._advance(feeds)
         return steps
 
     def _rows(self, feeds: Sequence[Feed]) -> list[ForwardRow]:
         """Room for every feed's tokens, or `OutOfBlocks` and nothing changed."""
         missing = sum(
-            self._blocks.blocks_for(feed.state.length + len(feed.token_ids)) - len(feed.state.table)
+            self.blocks.blocks_for(feed.state.length + len(feed.token_ids)) - len(feed.state.table)
             for feed in feeds
         )
-        self._blocks.require(missing)
+        self.blocks.require(missing)
         for feed in feeds:
-            self._blocks.grow(feed.state.table, feed.state.length + len(feed.token_ids))
+            self.blocks.grow(feed.state.table, feed.state.length + len(feed.token_ids))
+        self.kv.copy(self.take_copies())
         return [
             ForwardRow(feed.token_ids, feed.state.length, feed.state.table, feed.num_logits) for feed in feeds
         ]
@@ -115,18 +123,26 @@ class DecoderDraft:
             feed.state.length += len(feed.token_ids)
 
     def fork(self, state: DraftState, at: int) -> DraftState:
-        """Share the full blocks before `at`, copy the one that holds it."""
-        table, copy = self._blocks.fork(state.table, at)
+        """Share the full blocks before `at`, copy the one that holds it: before the next pass, see below."""
+        table, copy = self.blocks.fork(state.table, at)
         if copy is not None:
-            self._kv.copy([copy])
+            self._copies.append(copy)
         return DraftState(at, table)
+
+    def take_copies(self) -> list[BlockCopy]:
+        """The copies of forks, which whoever makes the next pass carries out first, in their order.
+
+        In between only passes write: what a copy reads is still there, whoever owns its block by now.
+        """
+        copies, self._copies = self._copies, []
+        return copies
 
     def commit(self, trunk: DraftState, branch: DraftState) -> None:
         """The trunk takes over the branch's table; nothing is recomputed."""
-        self._blocks.commit(trunk.table, branch.table)
+        self.blocks.commit(trunk.table, branch.table)
         trunk.length, branch.length = branch.length, 0
 
     def drop(self, state: DraftState) -> None:
         """Give the blocks back."""
-        self._blocks.drop(state.table)
+        self.blocks.drop(state.table)
         state.length = 0

@@ -89,7 +89,7 @@ def test_the_branch_that_happened_becomes_the_trunk_without_being_read_again() -
 def test_a_trunk_of_a_real_model_keeps_the_blocks_of_its_tokens_only() -> None:
     """Adopted, cut and dropped, the draft's books balance."""
     model = decoder_draft(toy_decoder(3), num_blocks=16, block_size=2)
-    blocks: BlockManager = model._blocks
+    blocks: BlockManager = model.blocks
     trunk = Trunk(model)
     for text in ([1, 2, 3, 4, 5], [1, 2, 3, 9], [1, 2, 3, 9, 7, 7, 7], [4]):
         missing = trunk.align(text)
