@@ -1,0 +1,140 @@
+"""What a round costs beside its passes: Python on the engine's loop, and the hand-overs to the lanes.
+
+    python -m scripts.profile_rounds [--modes autoregressive,ssd] [--batches 1,16] [--profile]
+
+One engine a row, in this process. *Python* is the CPU time of the loop's own thread from one round to the
+next; *there* is the time from a command's submission to its start on the target's lane, *back* from its end
+to the loop's going on. Medians over rounds, in microseconds; the share is Python by the whole round.
+--profile adds where the loop's Python is spent, by function.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import pstats
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from ssd_runtime.app import Engine
+from ssd_runtime.clock import monotonic
+from ssd_runtime.device.lane import CommandRecord
+from ssd_runtime.settings.load import load_settings
+from ssd_runtime.stats import RoundRecord
+from ssd_runtime.types import Request, SamplingParams
+
+PROMPT = "Write a story about a ship, a storm and an island, and tell it slowly."
+HEADER = ("mode", "batch", "round, ms", "Python, µs", "share", "there, µs", "back, µs")
+
+
+@dataclass(slots=True)
+class Recorder:
+    """The trace's records of the target's passes."""
+
+    passes: list[CommandRecord] = field(default_factory=list)
+
+    def command(self, record: CommandRecord) -> None:
+        """One command of a lane."""
+        if record.lane == "target":
+            self.passes.append(record)
+
+    def round(self, record: RoundRecord) -> None:
+        """One row's round; not wanted here."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@dataclass(slots=True)
+class Watched:
+    """The target's lane as the loop sees it, with the times of submissions and of results."""
+
+    lane: Any
+    submitted: list[float] = field(default_factory=list)
+    resumed: list[float] = field(default_factory=list)
+
+    def submit(self, command: Any) -> asyncio.Future[Any]:
+        """Pass it on."""
+        self.submitted.append(monotonic())
+        future: asyncio.Future[Any] = self.lane.submit(command)
+        future.add_done_callback(lambda _: self.resumed.append(monotonic()))
+        return future
+
+
+@dataclass(slots=True)
+class Rounds:
+    """An engine's rounds as they pass: seconds of the loop's CPU, and of the clock."""
+
+    profiler: cProfile.Profile | None
+    python: list[float] = field(default_factory=list)
+    whole: list[float] = field(default_factory=list)
+
+    def watch(self, run_round: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        """`run_round`, timed."""
+
+        async def timed() -> None:
+            if self.profiler is not None:
+                self.profiler.enable()
+            cpu, clock = time.thread_time(), monotonic()
+            await run_round()
+            self.python.append(time.thread_time() - cpu)
+            self.whole.append(monotonic() - clock)
+            if self.profiler is not None:
+                self.profiler.disable()
+
+        return timed
+
+
+async def measured(mode: str, batch: int, tokens: int, profiler: cProfile.Profile | None) -> list[str]:
+    """One row of the table."""
+    overrides = [f"scheduler.policy={mode}", f"engine.max_batch_size={batch}"]
+    recorder, rounds = Recorder(), Rounds(profiler)
+    async with Engine(load_settings(None, overrides, {}), trace=recorder) as engine:
+        core: Any = engine._running.core
+        core._target = lane = Watched(core._target)
+        core.run_round = rounds.watch(core.run_round)
+        await asyncio.gather(*(engine.complete(request) for request in requests(batch, tokens)))
+    there = [record.started - at for record, at in zip(recorder.passes, lane.submitted, strict=True)]
+    back = [at - record.finished for record, at in zip(recorder.passes, lane.resumed, strict=True)]
+    python, whole = median(rounds.python), median(rounds.whole)
+    cells = (1e3 * whole, 1e6 * python, python / whole, 1e6 * median(there), 1e6 * median(back))
+    return [mode, str(batch), *map("{:.3g}".format, cells)]
+
+
+def requests(batch: int, tokens: int) -> list[Request]:
+    """As many long answers at once."""
+    params = SamplingParams(temperature=0.8, seed=1, max_tokens=tokens, ignore_eos=True)
+    return [Request(f"{i}", prompt=f"{i}. {PROMPT}", params=params) for i in range(batch)]
+
+
+def told(cells: Sequence[str]) -> None:
+    """A line of the table."""
+    sys.stdout.write(f"| {' | '.join(cells)} |\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--modes", default="autoregressive,speculative,ssd")
+    parser.add_argument("--batches", default="1,16")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    profiler = cProfile.Profile() if options.profile else None
+    told(HEADER)
+    told(["---"] * len(HEADER))
+    for batch in map(int, options.batches.split(",")):
+        for mode in options.modes.split(","):
+            told(asyncio.run(measured(mode, batch, options.max_tokens, profiler)))
+    if profiler is not None:
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
+
+
+if __name__ == "__main__":
+    main()
