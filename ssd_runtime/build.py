@@ -26,6 +26,8 @@ from ssd_runtime.hooks.manager import PluginManager
 from ssd_runtime.hooks.registry import Registries
 from ssd_runtime.inventory import KV_DTYPES, check_parts, log_kernels, places
 from ssd_runtime.memory.blocks import BlockManager
+from ssd_runtime.memory.preemption import make_preemption
+from ssd_runtime.memory.swap import SwappingWorker
 from ssd_runtime.settings.load import Loaded
 from ssd_runtime.speculation.budget import BudgetChooser
 from ssd_runtime.speculation.draft_lane import DraftLane
@@ -74,6 +76,7 @@ class Parts:
     """Everything that a running engine consists of."""
 
     core: EngineCore
+    speculator: Speculator
     tokenizer: Tokenizer
     limits: Limits
     has_draft: bool
@@ -146,6 +149,7 @@ class _Builder:
         self._load_model = load_model
         self._progress = progress
         self._clock = monotonic
+        self._order = registries.orders.get(loaded.settings.scheduler.order)()
         self._trace = open_trace(trace, self._clock) if isinstance(trace, Path) else trace
         self._places = places(loaded)
         self._target_transfer = open_transfer(self._places.target_device)
@@ -167,11 +171,13 @@ class _Builder:
             vocab_size=model.config.vocab_size,
             processed_logprobs=engine.logprobs_mode == "processed",
             warpers=self._registries.warpers,
+            uses_priority=getattr(self._order, "uses_priority", True),
         )
         draft = self._draft(model)
         speculator = self._speculator(draft, limits)
         return Parts(
             core=self._core(model, speculator),
+            speculator=speculator,
             tokenizer=model.tokenizer,
             limits=limits,
             has_draft=draft is not None,
@@ -201,7 +207,7 @@ class _Builder:
         num_blocks = -(-self._settings.kv_cache_tokens // engine.block_size)
         kv = model.decoder.new_kv(num_blocks, engine.block_size, _kv_dtype(engine.kv_cache_dtype))
         sampler = self._registries.samplers.get(engine.sampler.name)(**engine.sampler.options)
-        worker = TargetWorker(model.decoder, kv, sampler)
+        worker = SwappingWorker(TargetWorker(model.decoder, kv, sampler), kv, self._target_transfer)
         together, _ = shares(self._places.target, self._places.draft)
         sharing = ShareCores(worker, alone=len(self._places.target), together=together)
         target = self._lane("target", sharing, self._places.target, self._target_transfer)
@@ -211,8 +217,9 @@ class _Builder:
                 BlockManager(num_blocks, engine.block_size),
                 max_batch_size=engine.max_batch_size,
                 max_batch_tokens=scheduler.max_batch_tokens,
-                order=self._registries.orders.get(scheduler.order)(),
+                order=self._order,
                 on_preempt=speculator.forget,
+                preemption=make_preemption(self._settings, target.submit, kv),
             ),
             speculator=speculator,
             clock=self._clock,

@@ -130,10 +130,17 @@ class SpeculationParams:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation."""
+    """One turn of a conversation.
+
+    tool_calls: what an earlier answer called, as the chat template wants it: `{id, type, function}`, the
+    arguments as a mapping. tool_call_id: the call whose result this turn is. name: of who speaks.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +149,9 @@ class Request:
 
     raw: continue `prompt` as it stands instead of applying the chat template. suffix: what comes after
     the answer; `prompt` is what comes before it. prediction: what the answer is expected to be, which
-    makes it faster where it is right and changes nothing else. priority: lower is served earlier, where
-    `scheduler.order` looks at it.
+    makes it faster where it is right and changes nothing else. tools: functions that the chat template
+    describes to the model, `{type, function}` each; beside messages only. priority: lower is served
+    earlier, where `scheduler.order` looks at it.
     """
 
     id: str
@@ -156,6 +164,7 @@ class Request:
     suffix: str | None = None
     prediction: str | None = None
     priority: int = 0
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +179,10 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """Counted after truncation, per row and round; the definitions are in `telemetry/stats.py`."""
+    """Counted after truncation, per row and round; the definitions are in `stats.py`.
+
+    histograms: by draft length, how many rounds accepted 0, 1, … of so many draft tokens.
+    """
 
     mode: str = Mode.AUTOREGRESSIVE
     rounds: int = 0
@@ -180,6 +192,7 @@ class SpeculationStats:
     accepted_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()
     draft_weight_bytes: int = 0
+    histograms: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +222,8 @@ class EngineSnapshot:
     """An engine at one moment, for gauges. `parts`: what the draft and each proposer say of themselves.
 
     num_swaps: those of the preemptions that kept the KV in host memory. swapped: requests whose KV is there
-    now; swap_usage: the part of `scheduler.swap_space` that they take.
+    now; swap_usage: the part of `scheduler.swap_space` that they take. rounds_by_mode: rounds of rows, by how
+    they were run. num_branches: outcomes for which the draft prepared a proposal.
     """
 
     running: int = 0
@@ -221,6 +235,8 @@ class EngineSnapshot:
     swapped: int = 0
     swap_usage: float = 0.0
     parts: Mapping[str, str] = field(default_factory=dict)
+    rounds_by_mode: Mapping[str, int] = field(default_factory=dict)
+    num_branches: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,8 @@ def ssd_register_quantizers(registry: Registry[Quantizer]) -> None:
 @hookimpl
 def ssd_register_orders(registry: Registry[Order]) -> None:
     """Who is served next."""
-    registry.register("fcfs", _late("ssd_plugins.orders", "first_come_first_served"))
+    registry.register("fcfs", _late("ssd_plugins.orders", "FirstComeFirstServed"))
+    registry.register("priority", _late("ssd_plugins.orders", "by_priority"))
 
 
 def _late(module: str, name: str) -> Callable[..., Any]:

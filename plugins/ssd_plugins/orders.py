@@ -1,10 +1,20 @@
-"""Orders of service: sort keys of waiting requests."""
+"""Orders of service: sort keys of requests. Whoever has the lowest is served first and preempted last."""
 
 from __future__ import annotations
 
-from ssd_runtime.api import Order
+from ssd_runtime.api import Order, Waiting
 
 
-def first_come_first_served() -> Order:
+class FirstComeFirstServed:
     """By arrival; a preempted request keeps its place."""
-    return lambda waiting: waiting.uid
+
+    uses_priority = False
+
+    def __call__(self, waiting: Waiting) -> int:
+        """The number of the arrival."""
+        return waiting.uid
+
+
+def by_priority() -> Order:
+    """By the requests' `priority`, the lowest number first; equal ones by arrival."""
+    return lambda waiting: (waiting.request.priority, waiting.uid)

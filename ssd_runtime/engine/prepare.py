@@ -12,6 +12,7 @@ from ssd_runtime.hooks.kinds import Warper
 from ssd_runtime.hooks.registry import Registry
 from ssd_runtime.memory.prediction import Prediction
 from ssd_runtime.messages import Draw, Report
+from ssd_runtime.models.conversation import chat_ids
 from ssd_runtime.models.infill import infill_ids, plain_ids
 from ssd_runtime.models.tokenizer import TextDecoder, Tokenizer
 from ssd_runtime.sequence import Sequence
@@ -26,13 +27,14 @@ class Limits:
     """What holds for every request: `context` tokens in all, ids below `vocab_size`.
 
     processed_logprobs: log probabilities are those of the distribution that is drawn from. warpers: what
-    requests may name.
+    requests may name. uses_priority: whether the order of service looks at a request's priority.
     """
 
     context: int
     vocab_size: int
     processed_logprobs: bool = False
     warpers: Registry[Warper] = field(default_factory=lambda: Registry("warper"))
+    uses_priority: bool = True
 
 
 Prepared = tuple[Sequence, AnswerEnd]
@@ -51,6 +53,7 @@ def prepare_choices(request: Request, tokenizer: Tokenizer, limits: Limits) -> l
     completion do not fit the context. Tokenising a long text takes a while: call it on a worker thread.
     """
     params = _checked(request.params)
+    _check_priority(request, limits)
     token_ids = _prompt_ids(request, tokenizer, limits)
     first = secrets.randbits(SEED_BITS) if params.seed is None else params.seed % 2**SEED_BITS
     seeds = [first, *(derive_seed(first, index) for index in range(1, params.n))]
@@ -102,6 +105,15 @@ def _checked(params: SamplingParams) -> SamplingParams:
     return parse_params({name: value for name, value in lists.items() if value not in (None, [])}, params)
 
 
+def _check_priority(request: Request, limits: Limits) -> None:
+    if request.priority and not limits.uses_priority:
+        raise RequestError(
+            f"priority: got {request.priority}, but this engine serves in another order; expected 0, or an "
+            "engine with scheduler.order: priority",
+            "priority",
+        )
+
+
 def _report(params: SamplingParams, limits: Limits) -> Report | None:
     if params.logprobs is None and params.prompt_logprobs is None:
         return None
@@ -121,9 +133,7 @@ def _prompt_ids(request: Request, tokenizer: Tokenizer, limits: Limits) -> list[
         token_ids = list(request.prompt_token_ids)
         check_ids("prompt_token_ids", token_ids, limits.vocab_size)
     elif request.messages is not None:
-        if not tokenizer.has_chat_template:
-            raise RequestError("this model has no chat template; send a prompt instead", "messages")
-        token_ids = tokenizer.render_chat(request.messages)
+        token_ids = chat_ids(tokenizer, request.messages, request.tools)
     else:
         token_ids = _text_ids(request, tokenizer)
     if not token_ids:

@@ -1,8 +1,11 @@
 """Who is served next: admission, the rows of a round, preemption.
 
 Rows that decode go first, then prompts in chunks, within `max_batch_tokens`. A request is admitted
-when its whole prompt finds blocks. When a decoding row finds none, the youngest running request is
-preempted: it loses its KV, keeps its tokens, and is recomputed later.
+when its whole prompt finds blocks. When a decoding row finds none, the running request that the order
+puts last is preempted: it loses its blocks, keeps its tokens, and waits again.
+
+A waiting request takes the place of running ones of strictly lower priority. Nobody takes it back from
+somebody more important, so what runs only ever gets more important, until a request ends: no livelock.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ class BatchRow:
 
 
 class Scheduler:
-    """Keeps the waiting and the running; `order` says who of the waiting is first (lowest key)."""
+    """Keeps the waiting and the running; `order` says who is served first (lowest key), and preempted last."""
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class Scheduler:
         return not self.waiting and not self.running
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence."""
+        """Queue a sequence where the order puts it."""
         self.waiting.append(sequence)
         self.waiting.sort(key=self._order)
 
@@ -77,6 +80,17 @@ class Scheduler:
         self.blocks.drop(sequence.table)
         self.preemption.end(sequence)
 
+    def start_over(self, blocks: BlockManager) -> None:
+        """The memory behind the blocks is lost: whoever runs waits again, for some of `blocks`."""
+        for sequence in self.running:
+            sequence.table.clear()
+            sequence.forget_kv()
+            self._on_preempt(sequence)
+        self.waiting.extend(self.running)
+        self.waiting.sort(key=self._order)
+        self.running.clear()
+        self.blocks = blocks
+
     def next_batch(self, max_drafts: Callable[[Sequence], int]) -> list[BatchRow]:
         """The rows of the next round, their blocks allocated. `max_drafts` is asked per decoding row."""
         self._admit()
@@ -85,13 +99,27 @@ class Scheduler:
         return rows + self._prefill_rows(budget)
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self._max_batch_size:
-            sequence = self.waiting[0]
-            if not self.blocks.can_grow(sequence.table, len(sequence.token_ids)):
-                return
+        while self.waiting and self._make_room(self.waiting[0]):
+            sequence = self.waiting.pop(0)
             self.blocks.grow(sequence.table, len(sequence.token_ids))
             self.preemption.resume(sequence)
-            self.running.append(self.waiting.pop(0))
+            self.running.append(sequence)
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Whether `sequence` can be admitted, if need be in place of less important ones."""
+        below = [one for one in self.running if one.request.priority > sequence.request.priority]
+        free = self.blocks.num_free + sum(len(one.table) for one in below)
+        while not self._fits(sequence):
+            if not below or self.blocks.blocks_for(len(sequence.token_ids)) > free:
+                return False
+            victim = max(below, key=self._order)
+            below.remove(victim)
+            self._preempt(victim)
+        return True
+
+    def _fits(self, sequence: Sequence) -> bool:
+        has_place = len(self.running) < self._max_batch_size
+        return has_place and self.blocks.can_grow(sequence.table, len(sequence.token_ids))
 
     def _decoding_rows(self, max_drafts: Callable[[Sequence], int]) -> list[BatchRow]:
         rows = []
@@ -110,9 +138,9 @@ class Scheduler:
                 self.blocks.grow(sequence.table, needed + wanted)
                 return wanted
         while not self.blocks.can_grow(sequence.table, needed):
-            youngest = self.running[-1]
-            self._preempt(youngest)
-            if youngest is sequence:
+            last = max(self.running, key=self._order)
+            self._preempt(last)
+            if last is sequence:
                 return None
         self.blocks.grow(sequence.table, needed)
         return 0
@@ -122,7 +150,7 @@ class Scheduler:
         self.preemption.leave(sequence)
         self.blocks.drop(sequence.table)
         self._on_preempt(sequence)
-        self.waiting.insert(0, sequence)
+        self.add(sequence)
 
     def _prefill_rows(self, budget: int) -> list[BatchRow]:
         rows = []

@@ -6,26 +6,26 @@ refused by name, what is unknown is refused too: nothing is ever ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
 from pydantic import BeforeValidator, Field, ValidationError
 
 from ssd_runtime.errors import RequestError
+from ssd_runtime.settings.conversation import MAX_TOOLS, Tool, Turn, messages_of, tools_of
 from ssd_runtime.settings.messages import did_you_mean
 from ssd_runtime.settings.sampling import SEED_RANGE, Integer64, Part, Sampling, Text, TokenId, Word
 from ssd_runtime.settings.schema import EngineSettings
-from ssd_runtime.types import Message, Mode, Request, SamplingParams, SpeculationParams
+from ssd_runtime.types import Mode, Request, SamplingParams, SpeculationParams
 
 SHOWN_CHARACTERS = 60
 # One name a line would hide the module behind its list.
 # fmt: off
 NOT_BUILT = frozenset((
     "audio", "chat_template", "chat_template_kwargs", "continue_final_message", "detokenize",
-    "function_call", "functions", "logits_processors", "modalities", "parallel_tool_calls", "priority",
-    "reasoning_effort", "skip_special_tokens", "spaces_between_special_tokens", "tool_choice", "tools",
-    "truncate_prompt_tokens",
+    "function_call", "functions", "logits_processors", "modalities", "parallel_tool_calls", "reasoning_effort",
+    "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens",
 ))
 # fmt: on
 _NO_BEAMS = "not offered: an answer is drawn token by token, and speculation verifies one; leave it out"
@@ -45,11 +45,6 @@ _INPUTS = ("prompt", "messages", "prompt_token_ids")
 
 def _as_mode(value: object) -> object:
     return Mode(value) if isinstance(value, str) and value in tuple(Mode) else value
-
-
-class _Turn(Part):
-    role: Text = Field(min_length=1, description="a role such as 'user'")
-    content: Text = Field(description="a text without NUL characters")
 
 
 class _Speculation(Part):
@@ -81,8 +76,14 @@ class _Body(Sampling):
     prompt: Text | None = Field(
         None, min_length=1, description="a text that is not empty, without NUL characters"
     )
-    messages: list[_Turn] | None = Field(
+    messages: list[Turn] | None = Field(
         None, min_length=1, description="a list of at least one {role, content}"
+    )
+    tools: list[Tool] | None = Field(
+        None, max_length=MAX_TOOLS, description=f"a list of at most {MAX_TOOLS} {{'type': 'function', 'function': …}}"
+    )
+    tool_choice: Literal["none", "auto"] | None = Field(
+        None, description="'none' or 'auto': the model is told of the tools, and decides"
     )
     prompt_token_ids: list[TokenId] | None = Field(
         None, min_length=1, description="a list of at least one token id, which are integers of at least 0"
@@ -93,6 +94,7 @@ class _Body(Sampling):
         None, description="a mapping {'type': 'content', 'content': the text that is expected}"
     )
     speculation: _Speculation | None = Field(None, description="a mapping {enabled, mode, length}")
+    priority: Integer64 | None = Field(None, description="an integer; lower is served earlier")
 
     def checked(self) -> Self:
         """Raise where fields contradict each other."""
@@ -104,18 +106,13 @@ class _Body(Sampling):
             )
         if self.echo and self.messages is not None:
             raise RequestError("echo: got true with messages, expected it with a prompt", "echo")
+        if self.tools and self.messages is None:
+            raise RequestError("tools: got some without messages, expected them together", "tools")
         if self.suffix and self.prompt is None:
             raise RequestError("suffix: got one without a prompt, expected it together with prompt", "suffix")
         if self.raw and self.prompt is None:
             raise RequestError("raw: got true without a prompt, expected it together with prompt", "raw")
         return self
-
-
-_NESTED: Mapping[str, type[Part]] = {
-    "messages": _Turn,
-    "speculation": _Speculation,
-    "prediction": _Prediction,
-}
 
 
 def default_params(engine: EngineSettings) -> SamplingParams:
@@ -142,13 +139,15 @@ def parse_request(
     return Request(
         id=str(index if body.id is None else body.id),
         prompt=body.prompt,
-        messages=_turns(body.messages),
+        messages=None if body.messages is None else messages_of(body.messages),
         prompt_token_ids=None if body.prompt_token_ids is None else tuple(body.prompt_token_ids),
         raw=bool(body.raw),
         params=body.applied_to(defaults),
         speculation=_speculation(body.speculation),
         suffix=body.suffix or None,
         prediction=(body.prediction.text or None) if body.prediction else None,
+        priority=body.priority or 0,
+        tools=() if body.tool_choice == "none" else tools_of(body.tools or ()),
     )
 
 
@@ -172,10 +171,6 @@ def derive_seed(seed: int, index: int) -> int:
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % SEED_RANGE
     state = (state ^ (state >> 27)) * 0x94D049BB133111EB % SEED_RANGE
     return state ^ (state >> 31)
-
-
-def _turns(turns: list[_Turn] | None) -> tuple[Message, ...] | None:
-    return None if turns is None else tuple(Message(turn.role, turn.content) for turn in turns)
 
 
 def _speculation(asked: _Speculation | None) -> SpeculationParams:
@@ -208,15 +203,32 @@ def _unknown(model: type[Part], name: str) -> str:
 
 def _request_error(model: type[Part], error: ValidationError) -> RequestError:
     first = error.errors(include_url=False, include_context=False)[0]
-    field, *inside = first["loc"]
-    part, leaf = _NESTED.get(str(field), model), inside[-1] if inside else field
-    path = [field, *(step for step in inside if isinstance(step, int) or part is not model)]
-    param = ".".join(map(_printable, path))
+    part, path, expected = _place(model, first["loc"])
     if first["type"] == "extra_forbidden":
-        return RequestError(f"{param}: {_unknown(part, str(leaf))}", param)
-    expected = (part.model_fields.get(str(leaf)) or model.model_fields[str(field)]).description
+        name = first["loc"][-1]
+        param = ".".join(map(_printable, [*path, name]))
+        return RequestError(f"{param}: {_unknown(part, str(name))}", param)
+    param = ".".join(map(_printable, path))
     got = "nothing" if first["type"] == "missing" else _shown(first["input"])
     return RequestError(f"{param}: got {got}, expected {expected}", param)
+
+
+def _place(model: type[Part], loc: Sequence[int | str]) -> tuple[type[Part], list[int | str], str | None]:
+    """Where in a request an error is: the innermost model, the path to it, and what is expected there."""
+    part, path, expected = model, list[int | str](), None
+    for step in loc:
+        field = part.model_fields.get(step) if isinstance(step, str) else None
+        if field is not None:
+            part, expected = _part_in(field.annotation) or part, field.description
+        if field is not None or isinstance(step, int):  # other steps name a member of a union
+            path.append(step)
+    return part, path, expected
+
+
+def _part_in(annotation: object) -> type[Part] | None:
+    if isinstance(annotation, type) and get_origin(annotation) is None and issubclass(annotation, Part):
+        return annotation
+    return next(filter(None, map(_part_in, get_args(annotation))), None)
 
 
 def _printable(name: object) -> str:
