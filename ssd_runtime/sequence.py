@@ -28,7 +28,8 @@ _uids = itertools.count(1)
 class Sequence:
     """One request's tokens in the engine, at most `max_len` of them, ended by any of `end_ids`.
 
-    `epoch` changes whenever its KV is thrown away.
+    `epoch` changes whenever its KV is thrown away. Of its blocks `num_registered` are in the prefix cache,
+    under the first of `digests`. num_cached: tokens of the prompt that were found there.
     """
 
     request: Request
@@ -42,6 +43,9 @@ class Sequence:
     table: list[int] = field(default_factory=list)
     kv_len: int = 0
     epoch: int = 0
+    digests: list[bytes] = field(default_factory=list)
+    num_registered: int = 0
+    num_cached: int = 0
     totals: RoundTotals = field(default_factory=RoundTotals)
 
     @property
@@ -72,7 +76,7 @@ class Sequence:
 
     def forget_kv(self) -> None:
         """The KV is gone (preemption): everything is pending again, and old cache entries are void."""
-        self.kv_len = 0
+        self.kv_len = self.num_registered = 0
         self.epoch += 1
 
     def check(self) -> None:

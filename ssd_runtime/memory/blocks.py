@@ -1,8 +1,11 @@
-"""Which block of KV memory belongs to whom: ids, reference counts, nothing else.
+"""Which block of KV memory belongs to whom: ids, reference counts, digests, nothing else.
 
 The manager never sees a sequence or a tensor. A *block table* is a list of block ids; position n
 of its owner lies in block `table[n // block_size]`. A table may share its leading full blocks with
 other tables; the block that its owner writes next is always its own.
+
+Every block is *held* (in tables or by commands), *cached* (nobody holds it, but its text may be wanted
+again) or *free*. Whoever needs memory gets free blocks first, then the cached one that was left first.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from ssd_runtime.memory.prefix import PrefixIndex
 from ssd_runtime.messages import BlockCopy
 
 
@@ -29,11 +33,17 @@ class BlockManager:
         self.block_size = block_size
         self._free = list(range(num_blocks - 1, -1, -1))
         self._references = [0] * num_blocks
+        self._prefixes = PrefixIndex()
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
-        return len(self._free)
+        """Blocks that nobody holds, the cached ones among them."""
+        return len(self._free) + self._prefixes.num_idle
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds and `match` may find."""
+        return self._prefixes.num_idle
 
     def blocks_for(self, num_tokens: int) -> int:
         """How many blocks hold `num_tokens` tokens."""
@@ -41,21 +51,38 @@ class BlockManager:
 
     def can_grow(self, table: Sequence[int], num_tokens: int) -> bool:
         """Whether `grow` would succeed."""
-        return self.blocks_for(num_tokens) - len(table) <= len(self._free)
+        return self.blocks_for(num_tokens) - len(table) <= self.num_free
 
     def require(self, num_blocks: int) -> None:
-        """Raise `OutOfBlocks` unless `num_blocks` are free."""
-        if num_blocks > len(self._free):
-            raise OutOfBlocks(f"{num_blocks} blocks wanted, {len(self._free)} free of {self.num_blocks}")
+        """Raise `OutOfBlocks` unless `num_blocks` are held by nobody."""
+        if num_blocks > self.num_free:
+            raise OutOfBlocks(f"{num_blocks} blocks wanted, {self.num_free} free of {self.num_blocks}")
 
     def grow(self, table: list[int], num_tokens: int) -> None:
         """Extend `table` to hold `num_tokens` tokens, or raise `OutOfBlocks` and change nothing."""
         missing = self.blocks_for(num_tokens) - len(table)
         self.require(missing)
         for _ in range(missing):
-            block = self._free.pop()
+            block = self._free.pop() if self._free else self._prefixes.evict()
             self._references[block] = 1
             table.append(block)
+
+    def match(self, digests: Iterable[bytes]) -> list[int]:
+        """A table of the blocks that hold the longest known beginning of a text with these digests."""
+        table = self._prefixes.find(digests)
+        self.pin(table)
+        return table
+
+    def register(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Have `match` find `blocks`: held, full, of settled tokens, and never written again."""
+        for block, digest in zip(blocks, digests, strict=True):
+            self._prefixes.add(block, digest)
+
+    def spoil(self, blocks: Iterable[int]) -> None:
+        """Nobody shall find `blocks` any more: what they hold may be wrong."""
+        for block in blocks:
+            if self._prefixes.discard(block):
+                self._free.append(block)
 
     def fork(self, table: Sequence[int], at: int) -> tuple[list[int], BlockCopy | None]:
         """A new table that holds the first `at` tokens of `table`.
@@ -77,32 +104,49 @@ class BlockManager:
         table.extend(branch)
         branch.clear()
 
-    def trim(self, table: list[int], num_tokens: int) -> None:
-        """Give back the blocks past the first `num_tokens` tokens."""
+    def trim(self, table: list[int], num_tokens: int) -> BlockCopy | None:
+        """Keep the first `num_tokens` tokens.
+
+        The block that their owner writes next is replaced by a copy where it is shared, as `fork` does;
+        where it is not, nobody finds it any more.
+        """
+        if num_tokens % self.block_size:
+            last = table[num_tokens // self.block_size]
+            if self._references[last] > 1:
+                kept, copy = self.fork(table, num_tokens)
+                self.commit(table, kept)
+                return copy
+            self._prefixes.discard(last)
         keep = self.blocks_for(num_tokens)
-        self.unpin(table[keep:])
+        self.unpin(reversed(table[keep:]))
         del table[keep:]
+        return None
 
     def drop(self, table: list[int]) -> None:
-        """Give back every block of `table` and empty it."""
-        self.trim(table, 0)
+        """Give back every block of `table` and empty it; of a text's cached blocks the last goes first."""
+        self.unpin(reversed(table))
+        table.clear()
 
     def pin(self, blocks: Iterable[int]) -> None:
         """Take one more reference on each of `blocks`."""
         for block in blocks:
             self._references[block] += 1
+            self._prefixes.hold(block)
 
     def unpin(self, blocks: Iterable[int]) -> None:
-        """Give back one reference on each of `blocks`; the unreferenced ones become free."""
+        """Give back one reference on each of `blocks`; the unreferenced ones become cached or free."""
         for block in blocks:
             self._references[block] -= 1
-            if self._references[block] == 0:
+            if self._references[block] == 0 and not self._prefixes.leave(block):
                 self._free.append(block)
 
     def check(self, holders: Iterable[Sequence[int]]) -> None:
-        """Assert that `holders` (tables and pins) account for every reference, and free for the rest."""
+        """Assert that free + cached + held = total, and that `holders` (tables, pins) are all who hold."""
         expected = Counter(block for holder in holders for block in holder)
         held = {block: count for block, count in enumerate(self._references) if count}
         assert held == dict(expected), f"references {held} but holders have {dict(expected)}"
-        assert len(self._free) + len(held) == self.num_blocks, "a block is neither free nor held"
-        assert len(set(self._free)) == len(self._free), "a block is free twice"
+        cached, free = self._prefixes.check(held), set(self._free)
+        assert len(free) == len(self._free), "a block is free twice"
+        assert free.isdisjoint(held.keys() | cached), "a block is free and in use"
+        total = len(free) + len(cached) + len(held)
+        assert total == self.num_blocks, f"{total} blocks are free, cached or held, of {self.num_blocks}"

@@ -110,7 +110,15 @@ class BlockTables(RuleBasedStateMachine):
     def trim(self, index: int, length: int) -> None:
         """Forget the last positions."""
         table, values = self.owner(index)
-        self.manager.trim(table, length)
+        length = min(length, len(values))
+        before = self.state()
+        try:
+            copy = self.manager.trim(table, length)
+        except OutOfBlocks:
+            assert self.state() == before
+            return
+        if copy is not None:
+            self.memory.copy(copy.source, copy.target, copy.num_tokens)
         del values[length:]
 
     @precondition(lambda self: self.owners)
@@ -186,6 +194,20 @@ def test_a_pinned_block_is_given_to_nobody() -> None:
         manager.grow([], 1)
     manager.unpin(pinned)
     assert manager.can_grow([], 4)
+
+
+def test_a_trimmed_table_never_writes_into_a_block_that_others_read() -> None:
+    """At 6 of 8 tokens, the second block shared: it is copied, as for a fork."""
+    manager = BlockManager(3, 4)
+    table: list[int] = []
+    manager.grow(table, 8)
+    shared, _ = manager.fork(table, 8)
+    copy = manager.trim(table, 6)
+    assert copy is not None
+    assert (copy.source, copy.target, copy.num_tokens) == (shared[1], table[1], 2)
+    assert table[0] == shared[0]
+    with pytest.raises(OutOfBlocks):
+        manager.trim(shared, 2)
 
 
 def test_the_check_notices_a_lost_block() -> None:
