@@ -17,6 +17,7 @@ from ssd_runtime.engine.thread import LoopThread
 from ssd_runtime.errors import EngineClosedError, RequestError, SSDError
 from ssd_runtime.faces import answer_of
 from ssd_runtime.models.spelling import spelled
+from ssd_runtime.models.tokenizer import Tokenizer
 from ssd_runtime.settings.load import Loaded, load_settings
 from ssd_runtime.settings.schema import Settings
 from ssd_runtime.telemetry.trace import RecordSink
@@ -92,6 +93,11 @@ class Engine:
         return self._running.draft_weight_bytes
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; callable from any thread. A long text takes a while."""
+        return self._running.tokenizer
+
+    @property
     def is_alive(self) -> bool:
         """Whether the engine's loop is running."""
         return self._thread.is_alive
@@ -110,6 +116,8 @@ class Engine:
             swapped=scheduler.preemption.num_swapped_now,
             swap_usage=scheduler.preemption.swap_usage,
             parts=parts.status(),
+            rounds_by_mode=dict(parts.speculator.rounds_by_mode),
+            num_branches=parts.speculator.num_branches,
         )
 
     async def __aenter__(self) -> Self:

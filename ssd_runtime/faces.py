@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Protocol
 
 from ssd_runtime.errors import EngineError
 from ssd_runtime.settings.schema import Settings
-from ssd_runtime.types import Answer, Output, Request, SamplingParams, TokenLogprob
+from ssd_runtime.types import Answer, Output, Request, SamplingParams, SpeculationStats, TokenLogprob
 
 LEAST_LOGPROB = -9999.0
 """What stands for the logarithm of zero in JSON, which knows no infinity; OpenAI's and vLLM's number."""
@@ -62,6 +62,13 @@ def _one_answer(pieces: Sequence[Output]) -> Answer:
         logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
         prompt_logprobs=pieces[0].prompt_logprobs,
     )
+
+
+def speculation_fields(stats: SpeculationStats) -> dict[str, Any]:
+    """What answers in JSON say of speculation; the contract's fields."""
+    fields = asdict(stats)
+    del fields["histograms"]  # for `metrics.speculative_decoding` of HTTP answers
+    return fields
 
 
 def finite(logprob: float | None) -> float | None:

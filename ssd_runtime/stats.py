@@ -43,6 +43,8 @@ class RoundTotals:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
+    histograms: dict[int, list[int]] = field(default_factory=dict)
+    """By draft length: how many rounds accepted 0, 1, … of so many draft tokens."""
 
     def add(self, record: RoundRecord) -> None:
         """Count one record."""
@@ -55,6 +57,9 @@ class RoundTotals:
         positions.extend([0] * (record.accepted - len(positions)))
         for position in range(record.accepted):
             positions[position] += 1
+        if 0 < record.proposed >= record.accepted:
+            empty = [0] * (record.proposed + 1)
+            self.histograms.setdefault(record.proposed, empty)[record.accepted] += 1
 
     @classmethod
     def of(cls, records: Iterable[RoundRecord]) -> RoundTotals:
@@ -63,6 +68,11 @@ class RoundTotals:
         for record in records:
             totals.add(record)
         return totals
+
+    @property
+    def drafts(self) -> int:
+        """Rounds that had a draft."""
+        return sum(map(sum, self.histograms.values()))
 
     @property
     def acceptance_rate(self) -> float | None:

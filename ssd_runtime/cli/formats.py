@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ssd_runtime.cli.streams import MAX_LINE_BYTES
 from ssd_runtime.errors import RequestError, SSDError
-from ssd_runtime.faces import described
+from ssd_runtime.faces import described, speculation_fields
 from ssd_runtime.settings.json_object import json_object
 from ssd_runtime.types import Answer
 
@@ -85,7 +85,7 @@ class JsonLinesFormat:
                     "completion_tokens": sum(len(each.token_ids) for each in every),
                 },
                 "timing": asdict(answer.timing),
-                "speculation": asdict(answer.speculation),
+                "speculation": speculation_fields(answer.speculation),
                 **_logprobs(answer),
                 **({"choices": list(map(_choice, every))} if answer.choices else {}),
             }
@@ -104,7 +104,7 @@ def _choice(answer: Answer) -> dict[str, Any]:
         "finish_reason": answer.finish_reason,
         "seed": answer.seed,
         "timing": asdict(answer.timing),
-        "speculation": asdict(answer.speculation),
+        "speculation": speculation_fields(answer.speculation),
         **_logprobs(answer),
     }
 

@@ -92,4 +92,5 @@ class LiveRequest:
             accepted_tokens=totals.accepted_tokens,
             accepted_per_position=tuple(totals.accepted_per_position),
             draft_weight_bytes=self.draft_weight_bytes,
+            histograms={length: tuple(counts) for length, counts in totals.histograms.items()},
         )

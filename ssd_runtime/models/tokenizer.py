@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +18,8 @@ class Tokenizer(Protocol):
     """What the engine needs of a tokenizer.
 
     eos_token_ids: every id that ends an answer. special_ids: ids that `decode` skips.
-    byte_ids: ids that stand for one raw byte each and are decoded a run at a time.
+    byte_ids: ids that stand for one raw byte each and are decoded a run at a time. template_words: the
+    names that the chat template's code uses, of which `tools` and fields of messages are some.
     """
 
     vocab_size: int
@@ -25,13 +27,20 @@ class Tokenizer(Protocol):
     has_chat_template: bool
     special_ids: frozenset[int]
     byte_ids: frozenset[int]
+    template_words: frozenset[str]
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, with the model's own start token where it has one."""
         ...
 
-    def render_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a conversation in the model's chat template, ready for the answer."""
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        for_answer: bool = True,
+    ) -> list[int]:
+        """Ids of a conversation in the model's chat template, ready for the answer or as it stands."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -111,6 +120,7 @@ class HFTokenizer:
         self._spellings: list[bytes] | None = None
         self.vocab_size = len(self._wrapped)
         self.has_chat_template = bool(self._wrapped.chat_template)
+        self.template_words = _words(str(self._wrapped.chat_template or ""))
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         bytes_ = (self._backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
@@ -123,13 +133,23 @@ class HFTokenizer:
         """See `Tokenizer.encode`. Raises RequestError for text that is not valid Unicode."""
         return self._encode(text, True)
 
-    def render_chat(self, messages: Sequence[Message]) -> list[int]:
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        for_answer: bool = True,
+    ) -> list[int]:
         """See `Tokenizer.render_chat`. Raises RequestError when the template refuses the messages."""
         from jinja2 import TemplateError
 
-        turns = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            text = self._wrapped.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            text = self._wrapped.apply_chat_template(
+                list(map(_turn, messages)),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=for_answer,
+            )
         except (TemplateError, ValueError) as error:
             raise RequestError(
                 f"the model's chat template refuses the messages: {error}", "messages"
@@ -165,6 +185,17 @@ class HFTokenizer:
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=special)
         ids: list[int] = encoding.ids
         return ids
+
+
+def _turn(message: Message) -> dict[str, Any]:
+    more = {"name": message.name, "tool_calls": message.tool_calls, "tool_call_id": message.tool_call_id}
+    given = {name: value for name, value in more.items() if value}
+    return {"role": message.role, "content": message.content} | given
+
+
+def _words(template: str) -> frozenset[str]:
+    code = re.findall(r"{[{%](.*?)[}%]}", template, re.DOTALL)
+    return frozenset(word for part in code for word in re.findall(r"\w+", part))
 
 
 def save_gguf_tokenizer(path: Path, folder: Path) -> None:

@@ -24,8 +24,8 @@ SHOWN_CHARACTERS = 60
 # fmt: off
 NOT_BUILT = frozenset((
     "audio", "chat_template", "chat_template_kwargs", "continue_final_message", "detokenize",
-    "function_call", "functions", "logits_processors", "modalities", "parallel_tool_calls", "reasoning_effort",
-    "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens",
+    "function_call", "functions", "logits_processors", "modalities", "parallel_tool_calls",
+    "reasoning_effort", "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens",
 ))
 # fmt: on
 _NO_BEAMS = "not offered: an answer is drawn token by token, and speculation verifies one; leave it out"
@@ -80,7 +80,9 @@ class _Body(Sampling):
         None, min_length=1, description="a list of at least one {role, content}"
     )
     tools: list[Tool] | None = Field(
-        None, max_length=MAX_TOOLS, description=f"a list of at most {MAX_TOOLS} {{'type': 'function', 'function': …}}"
+        None,
+        max_length=MAX_TOOLS,
+        description=f"a list of at most {MAX_TOOLS} {{'type': 'function', 'function': …}}",
     )
     tool_choice: Literal["none", "auto"] | None = Field(
         None, description="'none' or 'auto': the model is told of the tools, and decides"

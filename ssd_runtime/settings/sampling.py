@@ -14,6 +14,10 @@ from ssd_runtime.types import SamplingParams, StructuredOutput, WarperChoice
 
 SEED_RANGE = 2**64
 MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 1024
+MAX_STRUCTURE_CHARACTERS = 65536
 MAX_BIAS = 100.0
 MAX_TOP = 20
 MAX_CHOICES = 128
@@ -46,12 +50,15 @@ def _token_keys(value: object) -> object:
 Word = Annotated[str, AfterValidator(_is_unicode)]
 Text = Annotated[Word, AfterValidator(_has_no_nul)]
 Integer64 = Annotated[int, Field(ge=-(2**63), lt=SEED_RANGE)]
-Words = list[Annotated[Word, Field(min_length=1)]]
-Stops = Annotated[Words, Field(max_length=MAX_STOPS)]
+Words = Annotated[list[Annotated[Word, Field(min_length=1)]], Field(max_length=MAX_BAD_WORDS)]
+Stop = Annotated[Word, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
 Alternatives = Annotated[int, Field(ge=0, le=MAX_TOP)]
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[
-    dict[TokenId, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]], BeforeValidator(_token_keys)
+    dict[TokenId, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]],
+    Field(max_length=MAX_BIASES),
+    BeforeValidator(_token_keys),
 ]
 STRUCTURES = (
     "response_format",
@@ -84,18 +91,23 @@ class Sampling(Part):
     presence_penalty: float | None = Field(None, ge=-2, le=2, description="a number from -2 to 2; 0 is off")
     frequency_penalty: float | None = Field(None, ge=-2, le=2, description="a number from -2 to 2; 0 is off")
     logit_bias: Bias | None = Field(
-        None, description=f"a mapping from token ids to numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}"
+        None,
+        description=f"a mapping of at most {MAX_BIASES} token ids "
+        f"to numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}",
     )
     allowed_token_ids: list[TokenId] | None = Field(
         None, min_length=1, description=f"a list of at least one of the {_TOKENS}"
     )
     banned_token_ids: list[TokenId] | None = Field(None, description=f"a list of {_TOKENS}")
-    bad_words: Words | None = Field(None, description="a list of texts, none of them empty")
+    bad_words: Words | None = Field(
+        None, description=f"a list of at most {MAX_BAD_WORDS} texts, none of them empty"
+    )
     min_tokens: int | None = Field(None, ge=0, description="an integer, at least 0")
     max_tokens: int | None = Field(None, ge=0, description=f"an integer, {_AT_LEAST_ONE}")
     max_completion_tokens: int | None = Field(None, ge=1, description="an integer, at least 1")
     stop: Annotated[Stops | None, BeforeValidator(_as_list)] = Field(
-        None, description=f"a text or a list of at most {MAX_STOPS} texts, none of them empty"
+        None,
+        description=f"a text or a list of at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARACTERS} characters",
     )
     stop_token_ids: list[TokenId] | None = Field(None, description=f"a list of {_TOKENS}")
     ignore_eos: bool | None = Field(None, description="true or false")
@@ -145,14 +157,8 @@ class Sampling(Part):
         given = [name for name in STRUCTURES if getattr(self, name) is not None]
         if len(given) > 1:
             raise RequestError(f"{given[1]}: got it beside {given[0]}, expected one of them", given[1])
-        for name in given:
-            value = getattr(self, name)
-            if name == "response_format":
-                return {"structured_outputs": of_response_format(value)}
-            if name == "structured_outputs":
-                return {"structured_outputs": of_structured_outputs(value)}
-            return {"structured_outputs": of_guided(name.removeprefix("guided_"), value, name)}
-        return {}
+        structures = [_short(_structure(name, getattr(self, name))) for name in given]
+        return {"structured_outputs": structures[0]} if structures else {}
 
     def _alternatives(self, default: int | None) -> int | None:
         """OpenAI says `logprobs: true` and `top_logprobs: 2` in chats, and `logprobs: 2` elsewhere."""
@@ -174,6 +180,24 @@ class Sampling(Part):
                 "max_completion_tokens",
             )
         return limit
+
+
+def _structure(name: str, asked: Any) -> StructuredOutput | None:
+    if name == "response_format":
+        return of_response_format(asked)
+    if name == "structured_outputs":
+        return of_structured_outputs(asked)
+    return of_guided(name.removeprefix("guided_"), asked, name)
+
+
+def _short(structure: StructuredOutput | None) -> StructuredOutput | None:
+    if structure is not None and len(structure.text) > MAX_STRUCTURE_CHARACTERS:
+        raise RequestError(
+            f"{structure.param}: got a description of {len(structure.text)} characters, "
+            f"expected at most {MAX_STRUCTURE_CHARACTERS}",
+            structure.param,
+        )
+    return structure
 
 
 def _warper(asked: str | dict[str, Any]) -> WarperChoice:

@@ -5,15 +5,14 @@ Every row has a mode of its own (its request's, or the engine's of the moment):
     autoregressive   no proposal
     speculative      the draft proposes while everybody waits; nothing is looked up
     ssd              the outcome cache is asked; a miss costs its own row a walk along `fallback`
+    low_latency      proposers without a model are asked; the draft's lane rests
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ssd_runtime.clock import Clock
 from ssd_runtime.messages import StopWord, Verdict
@@ -23,55 +22,15 @@ from ssd_runtime.speculation.cache import Outcome, OutcomeCache
 from ssd_runtime.speculation.commands import Branch, BuildCommand, BuildResult, DraftRow, ForgetCommand
 from ssd_runtime.speculation.draft_lane import DraftLane
 from ssd_runtime.speculation.fallback import PredictionSource, Source
-from ssd_runtime.speculation.hybrid import ModeController
 from ssd_runtime.speculation.memory import Memories
+from ssd_runtime.speculation.modes import Modes
 from ssd_runtime.speculation.proposal import NOTHING, Proposal
+from ssd_runtime.speculation.rounds import Build, Row, Served
 from ssd_runtime.stats import CACHE_SOURCE
-from ssd_runtime.types import Mode
+from ssd_runtime.types import RowMode
 
 UNKNOWN = 0.5
 """The probability of a token about which the draft said nothing."""
-
-
-class Row(Protocol):
-    """One sequence's part in a round; `engine.scheduler.BatchRow`."""
-
-    @property
-    def sequence(self) -> TokenSequence: ...
-    @property
-    def max_drafts(self) -> int: ...
-    @property
-    def num_feed(self) -> int: ...
-    @property
-    def samples(self) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """One row of a build: the sequence, how long it was, and the proposal under verification."""
-
-    sequence: TokenSequence
-    length: int
-    sent: Proposal
-
-
-@dataclass(frozen=True, slots=True)
-class Build:
-    """A round's build in flight: the rows it serves, how long they were, the word that ends it.
-
-    `verified` is every row of the round with its proposal.
-    """
-
-    verified: tuple[tuple[Row, Proposal], ...]
-    started: float
-    served: tuple[Served, ...] = ()
-    command: BuildCommand | None = None
-    future: asyncio.Future[Any] | None = None
-
-    def stop(self) -> None:
-        """End after the draft pass in hand."""
-        if self.command is not None:
-            self.command.stop.set()
 
 
 class Speculator:
@@ -83,18 +42,20 @@ class Speculator:
         draft: DraftLane | None,
         drafting: Source | None,
         fallback: Sequence[Source],
+        lookups: Sequence[Source],
         memories: Memories,
-        controller: ModeController,
+        modes: Modes,
         budget: BudgetChooser,
         length: int,
         max_context: int,
         clock: Clock,
     ) -> None:
-        """`drafting` serves mode `speculative`. `max_context`: beyond it the draft does not propose."""
+        """`drafting` serves mode `speculative`, `lookups` the low-latency mode. max_context: of the draft."""
         self._draft = draft
         self._drafting = drafting
         self._fallback = tuple(fallback)
-        self._controller = controller
+        self._lookups = tuple(lookups)
+        self.modes = modes
         self._budget = budget
         self._length = length
         self._max_context = max_context
@@ -102,6 +63,10 @@ class Speculator:
         self._outcomes: OutcomeCache[Proposal] = OutcomeCache()
         self._memories = memories
         self._round_started = 0.0
+        modes = (Mode.AUTOREGRESSIVE, Mode.SPECULATIVE, Mode.SSD)
+        self.rounds_by_mode: Counter[str] = Counter(dict.fromkeys(modes, 0))
+        self.num_branches = 0
+        """Outcomes for which a proposal was prepared."""
 
     def mode_of(self, sequence: TokenSequence) -> Mode:
         """The mode of one row in the next round."""
@@ -172,6 +137,7 @@ class Speculator:
         """
         self._learn(build, results)
         await self._collect(build)
+        self.rounds_by_mode.update(self.mode_of(row.sequence) for row, _ in build.verified if row.samples)
         if all(row.samples and row.num_feed == 1 for row, _ in build.verified):
             tokens = sum(result.accepted + 1 for result in results if isinstance(result, Verdict))
             self._controller.note_round(tokens, self._clock() - self._round_started)
@@ -262,6 +228,7 @@ class Speculator:
             for branch in branches or ()
         }
         self._outcomes.stage(sequence.uid, entries)
+        self.num_branches += len(entries)
         for branch in branches or ():
             after = row.sent.token_ids[: branch.accepted]
             memory.cache.draft((branch.bonus, *branch.proposal.token_ids), likelihoods(branch), after)

@@ -6,8 +6,9 @@ For the tests of this project and for those of plugins; needs no files and no ne
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,12 +24,13 @@ from ssd_runtime.types import Message
 class ToyTokenizer:
     """One token per character: id 0 is the end, id i the character `chr(31 + i)`.
 
-    Characters outside the vocabulary become `?`. A conversation is its contents joined by newlines'
-    stand-in `|`.
+    Characters outside the vocabulary become `?`. A conversation is the names of its tools and the contents
+    and calls of its turns, joined by newlines' stand-in `|`.
     """
 
     has_chat_template = True
     byte_ids: frozenset[int] = frozenset()
+    template_words = frozenset({"tools", "tool_calls", "name"})
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -39,9 +41,20 @@ class ToyTokenizer:
         """See `Tokenizer.encode`."""
         return [self._id(char) for char in text]
 
-    def render_chat(self, messages: Sequence[Message]) -> list[int]:
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        for_answer: bool = True,
+    ) -> list[int]:
         """See `Tokenizer.render_chat`."""
-        return self.encode("|".join(message.content for message in messages) + "|")
+        names = [tool["function"]["name"] for tool in tools]
+        turns = [
+            message.content + "".join(call["function"]["name"] for call in message.tool_calls)
+            for message in messages
+        ]
+        return self.encode("|".join([*names, *turns]) + "|" * for_answer)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """See `Tokenizer.decode`."""

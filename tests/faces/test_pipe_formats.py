@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from ssd_runtime.errors import EngineError, RequestError
 from ssd_runtime.types import Answer, FinishReason, SpeculationStats, Timing, TokenLogprob
 
 
-def answer(text: str = "hi", **speculation: int) -> Answer:
+def answer(text: str = "hi", **speculation: Any) -> Answer:
     stats = SpeculationStats(mode="ssd", accepted_per_position=(2, 1), **speculation)
     return Answer("7", text, (1, 2), FinishReason.STOP, (5, 6, 7), 9, Timing(0.1, 0.2, 0.3, 0.6), stats)
 

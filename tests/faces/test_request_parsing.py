@@ -169,7 +169,7 @@ def test_a_wrong_value_is_named_with_what_was_expected(field: str, value: object
     [
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages.0.name"),
+        ({"messages": [{"role": "user", "content": "x", "colour": "y"}]}, "messages.0.colour"),
         ({"messages": ["x"]}, "messages.0"),
         ({"messages": []}, "messages"),
         ({"prompt_token_ids": [1, -1]}, "prompt_token_ids.1"),
