@@ -1,8 +1,10 @@
 """Who is served next: admission, the rows of a round, preemption.
 
-Rows that decode go first, then prompts in chunks, within `max_batch_tokens`. A request is admitted
-when its whole prompt finds blocks. When a decoding row finds none, the running request that the order
-puts last is preempted: it loses its blocks, keeps its tokens, and waits again.
+Every row has a token of `max_batch_tokens` for itself; of the rest drafts get what they want, then prompts,
+in chunks. A request is admitted when all its tokens find blocks; blocks that hold the same beginning, of
+whomever, are shared and not read again. Its draft always has room, see `drafts.decoder_draft`. When a
+decoding row finds no block, the running request that the order puts last is preempted: it loses its
+blocks, keeps its tokens, and waits again.
 
 A waiting request takes the place of running ones of strictly lower priority. Nobody takes it back from
 somebody more important, so what runs only ever gets more important, until a request ends: no livelock.
@@ -16,6 +18,7 @@ from typing import Any
 
 from ssd_runtime.memory.blocks import BlockManager
 from ssd_runtime.memory.preemption import Preemption
+from ssd_runtime.memory.prefix import PrefixStats, block_digests
 from ssd_runtime.sequence import Sequence
 
 OrderKey = Callable[[Sequence], Any]
@@ -36,7 +39,7 @@ class BatchRow:
 
 
 class Scheduler:
-    """Keeps the waiting and the running; `order` says who is served first (lowest key), and preempted last."""
+    """Keeps the waiting and the running; `order` says who is served first (lowest key) and preempted last."""
 
     def __init__(
         self,
@@ -47,11 +50,14 @@ class Scheduler:
         order: OrderKey,
         on_preempt: Callable[[Sequence], None] = lambda sequence: None,
         preemption: Preemption | None = None,
+        enable_prefix_caching: bool = True,
     ) -> None:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemption = preemption or Preemption()
+        self.prefix_stats = PrefixStats()
         self.blocks = blocks
+        self._caches = enable_prefix_caching
         self._max_batch_size = max_batch_size
         self._max_batch_tokens = max_batch_tokens
         self._order = order
@@ -61,6 +67,11 @@ class Scheduler:
     def num_preemptions(self) -> int:
         """Times that somebody was preempted."""
         return self.preemption.num_recomputed + self.preemption.num_swapped
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that run or wait."""
+        return len(self.waiting) + len(self.running)
 
     @property
     def is_idle(self) -> bool:
@@ -77,6 +88,7 @@ class Scheduler:
         for group in (self.waiting, self.running):
             if sequence in group:
                 group.remove(sequence)
+        self._register(sequence)
         self.blocks.drop(sequence.table)
         self.preemption.end(sequence)
 
@@ -93,41 +105,80 @@ class Scheduler:
 
     def next_batch(self, max_drafts: Callable[[Sequence], int]) -> list[BatchRow]:
         """The rows of the next round, their blocks allocated. `max_drafts` is asked per decoding row."""
+        for sequence in self.running:
+            self._register(sequence)
         self._admit()
         rows = self._decoding_rows(max_drafts)
         budget = self._max_batch_tokens - sum(row.num_feed + row.max_drafts for row in rows)
         return rows + self._prefill_rows(budget)
 
+    def _register(self, sequence: Sequence) -> None:
+        """Whoever begins alike may share the blocks that are full by now."""
+        known, full = sequence.num_registered, sequence.kv_len // self.blocks.block_size
+        if self._caches and full > known:
+            digests = list(block_digests(sequence.digests, sequence.token_ids, self.blocks.block_size, full))
+            self.blocks.register(sequence.table[known:full], digests[known:])
+            sequence.num_registered = full
+
     def _admit(self) -> None:
-        while self.waiting and self._make_room(self.waiting[0]):
-            sequence = self.waiting.pop(0)
-            self.blocks.grow(sequence.table, len(sequence.token_ids))
+        while self.waiting and self._allocate(sequence := self.waiting[0]):
+            self.waiting.remove(sequence)
             self.preemption.resume(sequence)
             self.running.append(sequence)
 
-    def _make_room(self, sequence: Sequence) -> bool:
-        """Whether `sequence` can be admitted, if need be in place of less important ones."""
+    def _allocate(self, sequence: Sequence) -> bool:
+        """Whether there are blocks for all its tokens; then it has them, and has read what they hold."""
+        table = self._known_blocks(sequence)
+        num_known, num_tokens = len(table), len(sequence.token_ids)
+        if not self._make_room(sequence, table):
+            self.blocks.drop(table)
+            return False
+        self.blocks.grow(table, num_tokens)
+        if sequence.epoch == 0 and self._may_skip(sequence):
+            sequence.num_cached = num_known * self.blocks.block_size
+            self.prefix_stats.count(num_tokens, sequence.num_cached)
+        sequence.table, sequence.num_registered = table, num_known
+        sequence.kv_len = num_known * self.blocks.block_size
+        return True
+
+    def _known_blocks(self, sequence: Sequence) -> list[int]:
+        """A table of blocks that hold its beginning. At least the last token is left to be fed."""
+        if not self._may_skip(sequence):
+            return []
+        size = self.blocks.block_size
+        most = (len(sequence.token_ids) - 1) // size
+        return self.blocks.match(block_digests(sequence.digests, sequence.token_ids, size, most))
+
+    def _may_skip(self, sequence: Sequence) -> bool:
+        """Whether positions need not be fed: nothing is wanted of the prompt but its KV."""
+        report = sequence.draw.report
+        return self._caches and (report is None or report.prompt_logprobs is None)
+
+    def _make_room(self, sequence: Sequence, table: list[int]) -> bool:
+        """Whether `sequence` can be admitted with `table`, if need be in place of less important ones."""
         below = [one for one in self.running if one.request.priority > sequence.request.priority]
-        free = self.blocks.num_free + sum(len(one.table) for one in below)
-        while not self._fits(sequence):
-            if not below or self.blocks.blocks_for(len(sequence.token_ids)) > free:
+        missing = self.blocks.blocks_for(len(sequence.token_ids)) - len(table)
+        free = self.blocks.num_free + self.blocks.num_held_by([one.table for one in below])
+        while not self._fits(missing):
+            if not below or missing > free:
                 return False
             victim = max(below, key=self._order)
             below.remove(victim)
             self._preempt(victim)
         return True
 
-    def _fits(self, sequence: Sequence) -> bool:
-        has_place = len(self.running) < self._max_batch_size
-        return has_place and self.blocks.can_grow(sequence.table, len(sequence.token_ids))
+    def _fits(self, missing: int) -> bool:
+        return len(self.running) < self._max_batch_size and missing <= self.blocks.num_free
 
     def _decoding_rows(self, max_drafts: Callable[[Sequence], int]) -> list[BatchRow]:
         rows = []
+        spare = self._max_batch_tokens - len(self.running)
         for sequence in list(self.running):
             if sequence in self.running and sequence.is_decoding:
-                drafts = self._reserve(sequence, max_drafts(sequence))
+                drafts = self._reserve(sequence, min(max_drafts(sequence), spare))
                 if drafts is not None:
                     rows.append(BatchRow(sequence, 1, drafts))
+                    spare -= drafts
         return [row for row in rows if row.sequence in self.running]
 
     def _reserve(self, sequence: Sequence, drafts: int) -> int | None:
@@ -147,15 +198,17 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        self._register(sequence)
         self.preemption.leave(sequence)
         self.blocks.drop(sequence.table)
         self._on_preempt(sequence)
         self.add(sequence)
 
     def _prefill_rows(self, budget: int) -> list[BatchRow]:
+        reading = [sequence for sequence in self.running if not sequence.is_decoding]
+        spare = budget - len(reading)
         rows = []
-        for sequence in self.running:
-            if not sequence.is_decoding and budget > 0:
-                rows.append(BatchRow(sequence, min(sequence.num_pending, budget), 0))
-                budget -= rows[-1].num_feed
+        for sequence in reading:
+            rows.append(BatchRow(sequence, min(sequence.num_pending, 1 + spare), 0))
+            spare -= rows[-1].num_feed - 1
         return rows

@@ -58,6 +58,11 @@ class BlockManager:
         if num_blocks > self.num_free:
             raise OutOfBlocks(f"{num_blocks} blocks wanted, {self.num_free} free of {self.num_blocks}")
 
+    def num_held_by(self, tables: Iterable[Sequence[int]]) -> int:
+        """Blocks that nobody would hold if these tables were dropped."""
+        holding = Counter(block for table in tables for block in table)
+        return sum(count == self._references[block] for block, count in holding.items())
+
     def grow(self, table: list[int], num_tokens: int) -> None:
         """Extend `table` to hold `num_tokens` tokens, or raise `OutOfBlocks` and change nothing."""
         missing = self.blocks_for(num_tokens) - len(table)
