@@ -10,20 +10,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ssd_runtime.build import LoadModel, Parts, Progress, build, load_configured_model, no_progress
+from ssd_runtime.build import LoadModel, Progress, build, load_configured_model, no_progress
 from ssd_runtime.engine.live import LiveRequest
 from ssd_runtime.engine.prepare import prepare_choices
+from ssd_runtime.engine.target_lane import FAILING
 from ssd_runtime.engine.thread import LoopThread
 from ssd_runtime.errors import EngineClosedError, RequestError, SSDError
 from ssd_runtime.faces import answer_of
 from ssd_runtime.models.spelling import spelled
 from ssd_runtime.models.tokenizer import Tokenizer
+from ssd_runtime.parts import Parts
 from ssd_runtime.settings.load import Loaded, load_settings
 from ssd_runtime.settings.schema import Settings
 from ssd_runtime.telemetry.trace import RecordSink
 from ssd_runtime.types import Answer, EngineSnapshot, FinishReason, Mode, Output, Request, SamplingParams
 
 CLOSE_SECONDS = 30.0
+SILENT_SECONDS = 20.0
+"""How long the engine's loop may be blocked before it counts as dead."""
 
 
 class Engine:
@@ -99,32 +103,20 @@ class Engine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine's loop is running."""
-        return self._thread.is_alive
+        """Whether the engine's loop is running and beats, and its target has not failed for good."""
+        if not self._thread.is_alive or self._thread.silence > SILENT_SECONDS:
+            return False
+        return self._parts is None or self._parts.core.target.status != FAILING
 
     def snapshot(self) -> EngineSnapshot:
-        """What the engine is doing; callable from any thread, for gauges only."""
-        parts = self._running
-        scheduler = parts.core.scheduler
-        return EngineSnapshot(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            used_blocks=scheduler.blocks.num_blocks - scheduler.blocks.num_free,
-            num_blocks=scheduler.blocks.num_blocks,
-            num_preemptions=scheduler.num_preemptions,
-            num_swaps=scheduler.preemption.num_swapped,
-            swapped=scheduler.preemption.num_swapped_now,
-            swap_usage=scheduler.preemption.swap_usage,
-            parts=parts.status(),
-            rounds_by_mode=dict(parts.speculator.rounds_by_mode),
-            num_branches=parts.speculator.num_branches,
-        )
+        """What the engine is doing; callable from any thread."""
+        return self._running.snapshot()
 
     async def __aenter__(self) -> Self:
         self._parts = await asyncio.to_thread(
             build, self._loaded, self._load_model, self._progress, self._trace, self._plugins
         )
-        self._thread.start(self._parts.run())
+        self._thread.start(self._parts.run(), self._parts.core.beat)
         return self
 
     async def __aexit__(

@@ -6,35 +6,39 @@ Nothing here decides anything that the settings do not say; nothing elsewhere kn
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
-from ssd_runtime.clock import Clock, monotonic
-from ssd_runtime.device.cores import use_threads
+from ssd_runtime.capacity import new_kv
+from ssd_runtime.clock import monotonic
 from ssd_runtime.device.lane import Lane, Worker
-from ssd_runtime.device.threads import ShareCores, shares
 from ssd_runtime.drafts import Draft, make_draft
 from ssd_runtime.engine.core import EngineCore
 from ssd_runtime.engine.prepare import Limits
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.target import TargetWorker
+from ssd_runtime.engine.target_lane import TargetLane
+from ssd_runtime.errors import ConfigError
 from ssd_runtime.hooks.manager import PluginManager
 from ssd_runtime.hooks.registry import Registries
 from ssd_runtime.inventory import KV_DTYPES, check_parts, log_kernels, places
 from ssd_runtime.memory.blocks import BlockManager
 from ssd_runtime.memory.preemption import make_preemption
 from ssd_runtime.memory.swap import SwappingWorker
+from ssd_runtime.parts import Parts
+from ssd_runtime.roles import Role, roles
 from ssd_runtime.settings.load import Loaded
+from ssd_runtime.settings.schema import EngineSettings
 from ssd_runtime.speculation.budget import BudgetChooser
 from ssd_runtime.speculation.draft_lane import DraftLane
 from ssd_runtime.speculation.fallback import DraftSource, ProposerSource, ShadowSource, Source
 from ssd_runtime.speculation.guard import GuardedProposer
-from ssd_runtime.speculation.hybrid import FixedMode, HybridController, ModeController
+from ssd_runtime.speculation.hybrid import make_controller
 from ssd_runtime.speculation.memory import Memories
+from ssd_runtime.speculation.modes import Modes
 from ssd_runtime.speculation.speculator import Speculator
 from ssd_runtime.telemetry.observers import Broadcast
 from ssd_runtime.telemetry.trace import RecordSink, open_trace
@@ -44,9 +48,9 @@ if TYPE_CHECKING:
     import torch
 
     from ssd_runtime.device.transfer import Transfer
+    from ssd_runtime.memory.kv import PagedKV
     from ssd_runtime.models.linear import Quantizer
     from ssd_runtime.models.loading import LoadedModel
-    from ssd_runtime.models.tokenizer import Tokenizer
 
 log = structlog.get_logger(__name__)
 
@@ -71,44 +75,6 @@ def load_configured_model(name: str, quantizer: Quantizer, progress: Progress) -
     return load(resolve(name), quantizer, progress=progress)
 
 
-@dataclass(slots=True)
-class Parts:
-    """Everything that a running engine consists of."""
-
-    core: EngineCore
-    speculator: Speculator
-    tokenizer: Tokenizer
-    limits: Limits
-    has_draft: bool
-    draft_weight_bytes: int
-    clock: Clock
-    lanes: list[Lane]
-    draft_lane: DraftLane | None
-    proposers: list[GuardedProposer]
-    trace: RecordSink | None
-    model_name: str
-
-    async def run(self) -> None:
-        """The engine's life, on the engine's loop."""
-        await self.core.run()
-
-    def status(self) -> dict[str, str]:
-        """What the draft and each proposer say of themselves, by name."""
-        draft = {"draft": self.draft_lane.status} if self.draft_lane is not None else {}
-        return draft | {str(proposer.name): proposer.status for proposer in self.proposers}
-
-    def close(self) -> None:
-        """End the lanes and the trace."""
-        for proposer in self.proposers:
-            proposer.close()
-        for lane in self.lanes:
-            lane.close()
-        for lane in self.lanes:
-            lane.join(1.0)
-        if self.trace is not None:
-            self.trace.close()
-
-
 def build(
     loaded: Loaded,
     load_model: LoadModel,
@@ -128,7 +94,13 @@ def build(
         manager.register(plugin, getattr(plugin, "__name__", type(plugin).__name__))
     check_parts(loaded, manager.registries)
     log_kernels()
-    return _Builder(loaded, manager.registries, load_model, progress, trace).parts()
+    try:
+        return _Builder(loaded, manager.registries, load_model, progress, trace).parts()
+    except MemoryError as error:
+        raise ConfigError(
+            f"this machine has too little memory for what is configured ({error}); choose a smaller "
+            "engine.model, or fewer bits with engine.quantization and engine.draft_quantization"
+        ) from error
 
 
 class _Builder:
@@ -142,8 +114,6 @@ class _Builder:
         progress: Progress,
         trace: Path | RecordSink | None,
     ) -> None:
-        from ssd_runtime.device.transfer import open_transfer
-
         self._settings = loaded.settings
         self._registries = registries
         self._load_model = load_model
@@ -151,17 +121,14 @@ class _Builder:
         self._clock = monotonic
         self._order = registries.orders.get(loaded.settings.scheduler.order)()
         self._trace = open_trace(trace, self._clock) if isinstance(trace, Path) else trace
-        self._places = places(loaded)
-        self._target_transfer = open_transfer(self._places.target_device)
-        self._draft_transfer = open_transfer(self._places.draft_device)
-        self._lanes: list[Lane] = []
+        self._target_role, self._draft_role = roles(places(loaded))
         self._draft_lane: DraftLane | None = None
         self._proposers: list[GuardedProposer] = []
 
     def parts(self) -> Parts:
         """The whole engine."""
         engine = self._settings.engine
-        model = self._model(engine.model, engine.quantization.small, self._target_transfer)
+        model = self._model(engine.model, engine.quantization.small, self._target_role.transfer)
         limits = Limits(
             context=min(
                 self._settings.scheduler.max_tokens,
@@ -183,7 +150,6 @@ class _Builder:
             has_draft=draft is not None,
             draft_weight_bytes=draft.weight_bytes if draft else 0,
             clock=self._clock,
-            lanes=self._lanes,
             draft_lane=self._draft_lane,
             proposers=self._proposers,
             trace=self._trace,
@@ -199,54 +165,86 @@ class _Builder:
     def _draft(self, target: LoadedModel) -> Draft | None:
         if self._settings.scheduler.policy is Mode.AUTOREGRESSIVE:
             return None
-        load = partial(self._model, transfer=self._draft_transfer)
-        return make_draft(self._settings, self._registries, target, load, self._clock, self._draft_transfer)
+        transfer = self._draft_role.transfer
+        load = partial(self._model, transfer=transfer)
+        return make_draft(self._settings, self._registries, target, load, self._clock, transfer)
 
     def _core(self, model: LoadedModel, speculator: Speculator) -> EngineCore:
         engine, scheduler = self._settings.engine, self._settings.scheduler
         num_blocks = -(-self._settings.kv_cache_tokens // engine.block_size)
-        kv = model.decoder.new_kv(num_blocks, engine.block_size, _kv_dtype(engine.kv_cache_dtype))
-        sampler = self._registries.samplers.get(engine.sampler.name)(**engine.sampler.options)
-        worker = SwappingWorker(TargetWorker(model.decoder, kv, sampler), kv, self._target_transfer)
-        together, _ = shares(self._places.target, self._places.draft)
-        sharing = ShareCores(worker, alone=len(self._places.target), together=together)
-        target = self._lane("target", sharing, self._places.target, self._target_transfer)
+        new_blocks = partial(BlockManager, num_blocks, engine.block_size)
+        kv = self._target_kv(model, num_blocks)
+        new_worker = partial(self._target_worker, model)
+        target = TargetLane(
+            self._starting(
+                self._target_role, new_worker(kv), lambda: new_worker(self._target_kv(model, num_blocks))
+            )
+        )
         return EngineCore(
             target=target,
             scheduler=Scheduler(
-                BlockManager(num_blocks, engine.block_size),
+                new_blocks(),
                 max_batch_size=engine.max_batch_size,
                 max_batch_tokens=scheduler.max_batch_tokens,
                 order=self._order,
                 on_preempt=speculator.forget,
                 preemption=make_preemption(self._settings, target.submit, kv),
             ),
+            new_blocks=new_blocks,
             speculator=speculator,
             clock=self._clock,
             max_queue=scheduler.max_queue,
             on_round=self._observers(),
         )
 
-    def _speculator(self, draft: Draft | None, limits: Limits) -> Speculator:
+    def _target_kv(self, model: LoadedModel, num_blocks: int) -> PagedKV:
         engine = self._settings.engine
+        lower = "engine.kv_cache_tokens, engine.max_batch_size or scheduler.max_tokens, or choose a smaller "
+        return new_kv(
+            model.decoder,
+            num_blocks,
+            engine.block_size,
+            _kv_dtype(engine.kv_cache_dtype),
+            whose="target",
+            lower=lower + "engine.kv_cache_dtype",
+        )
+
+    def _target_worker(self, model: LoadedModel, kv: PagedKV) -> Worker:
+        chosen = self._settings.engine.sampler
+        sampler = self._registries.samplers.get(chosen.name)(**chosen.options)
+        return SwappingWorker(TargetWorker(model.decoder, kv, sampler), kv, self._target_role.transfer)
+
+    def _speculator(self, draft: Draft | None, limits: Limits) -> Speculator:
+        engine, scheduler = self._settings.engine, self._settings.scheduler
         budget = BudgetChooser(engine.branch_budget, engine.speculative_length)
-        lane = None
-        if draft is not None:
-            _, together = shares(self._places.target, self._places.draft)
-            sharing = ShareCores(draft.worker, alone=len(self._places.draft), together=together)
-            thread = self._lane("draft", sharing, self._places.draft, self._draft_transfer)
-            lane = self._draft_lane = DraftLane(thread, name=draft.name, patience=lambda: _patience(budget))
-        drafting = DraftSource(lane) if lane is not None else None
+        max_context = min(limits.context, draft.max_context) if draft else limits.context
+        lane = self._draft_lane = None if draft is None else self._start_draft(draft, budget)
+        drafting = DraftSource(lane, max_context) if lane is not None else None
         memories = Memories()
+        fallback = [self._source(name, memories, drafting, limits) for name in engine.fallback]
+        controller = make_controller(
+            scheduler.policy,
+            threshold=engine.fallback_batch_threshold,
+            max_batch_size=engine.max_batch_size,
+        )
         return Speculator(
             draft=lane,
             drafting=drafting,
-            fallback=[self._source(name, memories, drafting, limits) for name in engine.fallback],
+            fallback=fallback,
+            lookups=self._lookups(fallback, memories, limits) if lane is not None else (),
             memories=memories,
-            controller=_controller(self._settings.scheduler.policy, lane is not None),
+            modes=Modes(controller, has_draft=lane is not None),
             budget=budget,
             length=engine.speculative_length,
-            max_context=min(limits.context, draft.max_context) if draft else limits.context,
+            max_context=max_context,
+            clock=self._clock,
+        )
+
+    def _start_draft(self, draft: Draft, budget: BudgetChooser) -> DraftLane:
+        return DraftLane(
+            self._starting(self._draft_role, draft.worker, draft.new_worker),
+            name=draft.name,
+            patience=lambda: _patience(budget),
             clock=self._clock,
         )
 
@@ -255,9 +253,8 @@ class _Builder:
             return ShadowSource(memories.recall)
         if name == DraftSource.name and drafting is not None:
             return drafting
-        proposer = self._registries.proposers.get(name)()
         guarded = GuardedProposer(
-            proposer,
+            self._registries.proposers.get(name)(),
             vocab_size=limits.vocab_size,
             time_limit=PROPOSER_SECONDS,
             trusted=False,
@@ -266,12 +263,14 @@ class _Builder:
         self._proposers.append(guarded)
         return ProposerSource(name, guarded)
 
-    def _lane(self, name: str, worker: Worker, cores: frozenset[int], transfer: Transfer) -> Lane:
+    def _lookups(self, fallback: Sequence[Source], memories: Memories, limits: Limits) -> list[Source]:
+        """The fallbacks that need no model, or the default ones: for the low-latency mode."""
+        lookups: list[Source] = [source for source in fallback if isinstance(source, ProposerSource)]
+        return lookups or [self._source(name, memories, None, limits) for name in EngineSettings().fallback]
+
+    def _starting(self, role: Role, first: Worker, make: Callable[[], Worker]) -> Callable[[], Lane]:
         record = self._trace.command if self._trace is not None else None
-        setup = partial(_prepare_thread, len(cores), transfer)
-        lane = Lane(name, worker, clock=self._clock, cores=cores, setup=setup, on_record=record)
-        self._lanes.append(lane)
-        return lane
+        return role.starting(first, make, self._clock, record)
 
     def _observers(self) -> Broadcast:
         registry = self._registries.observers
@@ -279,21 +278,9 @@ class _Builder:
         return Broadcast(listeners | ({"trace": self._trace.round} if self._trace is not None else {}))
 
 
-def _prepare_thread(num_threads: int, transfer: Transfer) -> None:
-    """Runs on a lane's own thread, before its first command."""
-    use_threads(num_threads)
-    transfer.bind()
-
-
 def _patience(budget: BudgetChooser) -> float:
     """Where verifying is slow, so is drafting: big models are not hanging."""
     return max(PATIENCE_SECONDS, PATIENCE_VERIFICATIONS * budget.verification_seconds)
-
-
-def _controller(policy: Mode, has_draft: bool) -> ModeController:
-    if policy is Mode.HYBRID and has_draft:
-        return HybridController((Mode.AUTOREGRESSIVE, Mode.SPECULATIVE, Mode.SSD))
-    return FixedMode(policy)
 
 
 def _kv_dtype(name: str) -> torch.dtype:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from ssd_runtime.capacity import new_kv
 from ssd_runtime.clock import Clock
 from ssd_runtime.device.lane import Worker
 from ssd_runtime.errors import ModelError
@@ -29,10 +31,14 @@ SPARE_CANDIDATES = 1
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A draft ready for its lane. max_context: tokens beyond which it does not propose."""
+    """A draft ready for its lane. max_context: tokens beyond which it does not propose.
+
+    new_worker: another worker with nothing read, from what is loaded already; for a fresh lane.
+    """
 
     name: str
     worker: Worker
+    new_worker: Callable[[], Worker]
     max_context: int
     weight_bytes: int = 0
 
@@ -57,26 +63,34 @@ def make_draft(
     if name == NO_DRAFT:
         return None
     if name in registries.proposers.names():
-        proposer = registries.proposers.get(name)()
-        return Draft(name, ProposerWorker(proposer, target.config.vocab_size), settings.scheduler.max_tokens)
+
+        def proposing() -> Worker:
+            return ProposerWorker(registries.proposers.get(name)(), target.config.vocab_size)
+
+        return Draft(name, proposing(), proposing, settings.scheduler.max_tokens)
     if name in registries.draft_models.names():
-        model: DraftModel = registries.draft_models.get(name)(target=place_model(target, transfer))
+        new_model: Callable[[], DraftModel] = partial(
+            registries.draft_models.get(name), target=place_model(target, transfer)
+        )
     else:
         loaded = load(engine.model if name == SELF else name, engine.draft_quantization)
         if name != SELF:
             check_vocabularies(target, loaded)
-        model = decoder_draft(loaded, settings, target.config.vocab_size)
-    policy = registries.cache_policies.get(engine.cache_policy.name)(**engine.cache_policy.options)
-    sampler = registries.samplers.get(engine.sampler.name)(**engine.sampler.options)
-    worker = DraftWorker(
-        model,
-        sampler,
-        policy.allot,
-        vocab_size=target.config.vocab_size,
-        num_candidates=engine.branch_budget + SPARE_CANDIDATES,
-        clock=clock,
-    )
-    return Draft(name, worker, model.max_context, model.weight_bytes)
+        new_model = partial(decoder_draft, loaded, settings, target.config.vocab_size)
+
+    def working(model: DraftModel) -> Worker:
+        policy = registries.cache_policies.get(engine.cache_policy.name)(**engine.cache_policy.options)
+        return DraftWorker(
+            model,
+            registries.samplers.get(engine.sampler.name)(**engine.sampler.options),
+            policy.allot,
+            vocab_size=target.config.vocab_size,
+            num_candidates=engine.branch_budget + SPARE_CANDIDATES,
+            clock=clock,
+        )
+
+    model = new_model()
+    return Draft(name, working(model), lambda: working(new_model()), model.max_context, model.weight_bytes)
 
 
 def decoder_draft(loaded: LoadedModel, settings: Settings, vocab_size: int) -> DecoderDraft:
@@ -93,7 +107,8 @@ def decoder_draft(loaded: LoadedModel, settings: Settings, vocab_size: int) -> D
     branch = engine.speculative_length + 2 * DRAFT_BLOCK_SIZE
     tokens = engine.max_batch_size * (context + DRAFT_BLOCK_SIZE + engine.branch_budget * branch)
     num_blocks = -(-tokens // DRAFT_BLOCK_SIZE)
-    kv = loaded.decoder.new_kv(num_blocks, DRAFT_BLOCK_SIZE, dtype)
+    lower = "engine.max_batch_size, scheduler.max_tokens or engine.branch_budget"
+    kv = new_kv(loaded.decoder, num_blocks, DRAFT_BLOCK_SIZE, dtype, whose="draft", lower=lower)
     return DecoderDraft(loaded.decoder, kv, BlockManager(num_blocks, DRAFT_BLOCK_SIZE), vocab_size)
 
 

@@ -68,7 +68,7 @@ class Lane:
         setup: Callable[[], None] = lambda: None,
         on_record: Callable[[CommandRecord], None] | None = None,
     ) -> None:
-        """`setup` runs once on the lane's thread, before the first command."""
+        """`setup` runs once on the lane's thread, before the first command; if it raises, so does every one."""
         self.name = name
         self.cores = cores
         self._worker = worker
@@ -79,6 +79,11 @@ class Lane:
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"ssd-{name}", daemon=True)
         self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs; it may hang in a command all the same."""
+        return self._thread.is_alive()
 
     def submit(self, command: Command) -> asyncio.Future[Any]:
         """Queue `command`; the future belongs to the running loop. Raises `EngineClosedError`."""
@@ -101,14 +106,11 @@ class Lane:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        if self.cores is not None:
-            confine_thread(self.cores)
-        let_others_go_first()
-        self._setup()
+        _, unfit = _attempt(self._prepare)
         while (item := self._items.get()) is not None:
             command, loop, future = item
             started = self._clock()
-            result, error = self._execute(command)
+            result, error = _attempt(self._worker.execute, command) if unfit is None else (None, unfit)
             finished = self._clock()
             passes = getattr(result, "passes", 0)
             record = CommandRecord(
@@ -116,14 +118,11 @@ class Lane:
             )
             self._hand_over(loop, future, result, error, record)
 
-    def _execute(self, command: Command) -> tuple[Any, Exception | None]:
-        try:
-            return self._worker.execute(command), None
-        except Exception as error:
-            # a future refuses StopIteration, and whoever awaits it would wait for ever
-            return None, RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
-        except BaseException as error:  # a lane outlives whatever its worker does, and so does the loop
-            return None, RuntimeError(repr(error))
+    def _prepare(self) -> None:
+        if self.cores is not None:
+            confine_thread(self.cores)
+        let_others_go_first()
+        self._setup()
 
     def _hand_over(
         self,
@@ -148,3 +147,14 @@ class Lane:
         except RuntimeError:
             # the loop is gone, and with it everybody who waited or will ever submit
             self.close()
+
+
+def _attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | None]:
+    """What `function` returns, and what it raises, as something that a future takes."""
+    try:
+        return function(*arguments), None
+    except Exception as error:
+        # a future refuses StopIteration, and whoever awaits it would wait for ever
+        return None, RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
+    except BaseException as error:  # a lane outlives whatever its worker does, and so does the loop
+        return None, RuntimeError(repr(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from ssd_runtime.memory.prediction import LONGEST, Prediction
@@ -18,9 +19,13 @@ Memory = Callable[[int, int], Sequence[int]]
 
 
 class Source(Protocol):
-    """Proposes for the rows that are still without; an empty proposal passes the row on."""
+    """Proposes for the rows that are still without; an empty proposal passes the row on.
+
+    needs_draft: whether the draft model proposes, and so nothing beyond its context.
+    """
 
     name: str
+    needs_draft: bool
 
     async def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]: ...
 
@@ -29,18 +34,26 @@ class DraftSource:
     """The draft model itself, while everybody waits: classical speculative decoding."""
 
     name = "draft"
+    needs_draft = True
 
-    def __init__(self, lane: DraftLane) -> None:
+    def __init__(self, lane: DraftLane, max_context: int) -> None:
+        """max_context: tokens of a text beyond which the draft does not propose."""
         self._lane = lane
+        self._max_context = max_context
 
     async def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
-        """One command for all rows; nothing when the draft fails."""
-        result = await self._lane.run(DraftCommand(tuple(rows), StopWord()))
-        return [NOTHING] * len(rows) if result is None else list(result)
+        """One command for all rows that fit its context; nothing when the draft fails."""
+        limited = [replace(row, max_len=min(row.max_len, self._max_context)) for row in rows]
+        asked = tuple(row for row in limited if room(row) > 0)
+        result = await self._lane.run(DraftCommand(asked, StopWord())) if asked else ()
+        answers = iter([NOTHING] * len(asked) if result is None else result)
+        return [next(answers, NOTHING) if room(row) > 0 else NOTHING for row in limited]
 
 
 class ProposerSource:
     """A proposer without a model, guarded."""
+
+    needs_draft = False
 
     def __init__(self, name: str, proposer: GuardedProposer) -> None:
         self.name = name
@@ -59,6 +72,7 @@ class PredictionSource:
     """What the client predicted, behind where the answer stands in it."""
 
     name = "prediction"
+    needs_draft = False
 
     async def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
         """Nothing for rows without a prediction, and for those that have left it."""
@@ -69,6 +83,7 @@ class ShadowSource:
     """The shadow tree: continuations that were drafted for outcomes that did not happen."""
 
     name = "shadow"
+    needs_draft = False
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory

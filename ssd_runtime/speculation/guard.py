@@ -17,7 +17,8 @@ import structlog
 
 from ssd_runtime.clock import monotonic
 from ssd_runtime.device.lane import Lane
-from ssd_runtime.speculation.draft_lane import MAX_FAULTS, LaneLike
+from ssd_runtime.device.supply import LaneLike
+from ssd_runtime.speculation.draft_lane import MAX_FAULTS
 
 if TYPE_CHECKING:
     from ssd_runtime.hooks.kinds import Proposer
@@ -112,6 +113,11 @@ class GuardedProposer:
         """End the thread; one that hangs dies with the process."""
         if self._owned is not None:
             self._owned.close()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread to end, but not for one that hangs; False if it still runs."""
+        is_stuck = self._stuck is not None and not self._stuck.done()
+        return self._owned is None or self._owned.join(0.0 if is_stuck else timeout)
 
     def _may_ask(self) -> bool:
         if self._stuck is not None and self._stuck.done():

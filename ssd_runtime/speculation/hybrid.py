@@ -1,13 +1,13 @@
-"""The mode of the moment under `policy: hybrid`: measure each, keep the fastest, look again."""
+"""The mode of the moment: fixed, low-latency in a crowd, or the fastest of those that were measured."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import structlog
 
-from ssd_runtime.types import Mode
+from ssd_runtime.types import Mode, RowMode
 
 log = structlog.get_logger(__name__)
 
@@ -16,47 +16,58 @@ WARM_UP_ROUNDS = 2
 FIRST_HOLD = 64
 LONGEST_HOLD = 4096
 ADVANTAGE = 1.03
+STEADY_ROUNDS = 8
+"""How many rounds in a row a load must be lower until it counts as such."""
+
+DRAFTING = (RowMode.SPECULATIVE, RowMode.SSD)
+IN_A_CROWD = (RowMode.LOW_LATENCY, RowMode.AUTOREGRESSIVE)
 
 
 class ModeController(Protocol):
     """Says in which mode the next round runs, and hears how the last one went."""
 
     @property
-    def mode(self) -> Mode: ...
+    def mode(self) -> RowMode: ...
+    def note_load(self, num_requests: int) -> None: ...
     def note_round(self, tokens: int, seconds: float) -> None: ...
 
 
 class FixedMode:
     """Always the same mode."""
 
-    def __init__(self, mode: Mode) -> None:
+    def __init__(self, mode: RowMode) -> None:
         self.mode = mode
+
+    def note_load(self, num_requests: int) -> None:
+        """It does not matter."""
 
     def note_round(self, tokens: int, seconds: float) -> None:
         """Nothing is learned."""
 
 
 class HybridController:
-    """Tries each of `modes` for a few rounds and holds the fastest; deterministic given its notes.
+    """Tries each mode for a few rounds and holds the fastest; deterministic given its notes.
 
     A probe's first rounds are not counted: the mode before still shows in them. The hold doubles as
     long as the same mode wins, so that looking costs ever less. Another mode takes over only when
     it is faster by `ADVANTAGE`.
     """
 
-    def __init__(self, modes: Sequence[Mode]) -> None:
-        """`modes`: the candidates; the first one serves until something was measured."""
-        self._modes = tuple(modes)
-        self._held = self._modes[0]
+    def __init__(self, candidates: Callable[[], Sequence[RowMode]]) -> None:
+        """`candidates`: asked before each look; the first one serves until something was measured."""
+        self._candidates = candidates
+        self._to_probe = list(candidates())
+        self._held = self._to_probe[0]
         self._hold = FIRST_HOLD
-        self._rates: dict[Mode, float] = {}
-        self._to_probe = list(self._modes)
+        self._rates: dict[RowMode, float] = {}
         self._rounds = 0
         self._tokens = 0
         self._seconds = 0.0
+        self.fastest: RowMode | None = None
+        """What the last look came to; None before the first has ended."""
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> RowMode:
         """The mode of the next round."""
         return self._to_probe[0] if self._to_probe else self._held
 
@@ -74,7 +85,8 @@ class HybridController:
     def _look_again(self) -> None:
         if self._rounds >= self._hold:
             self._rounds = 0
-            self._to_probe = list(self._modes)
+            self._to_probe = list(self._candidates())
+            self._rates = {}
 
     def _end_probe(self) -> None:
         self._rates[self._to_probe.pop(0)] = self._tokens / max(self._seconds, 1e-9)
@@ -83,10 +95,106 @@ class HybridController:
             self._choose()
 
     def _choose(self) -> None:
-        best = max(self._modes, key=lambda mode: self._rates[mode])
-        if best is not self._held and self._rates[best] > ADVANTAGE * self._rates[self._held]:
+        best = max(self._rates, key=lambda mode: self._rates[mode])
+        if best is not self._held and self._rates[best] > ADVANTAGE * self._rates.get(self._held, 0.0):
             self._held, self._hold = best, FIRST_HOLD
         else:
             self._hold = min(2 * self._hold, LONGEST_HOLD)
+        self.fastest = self._held
         rates = {mode.value: round(rate, 1) for mode, rate in self._rates.items()}
         log.debug("hybrid measured", tokens_per_second=rates, chosen=self._held.value, rounds=self._hold)
+
+
+class Level:
+    """A level of load: it rises at once, and falls when it was lower for `STEADY_ROUNDS` rounds in a row."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self._rounds_below = 0
+
+    def note(self, level: int, *, is_idle: bool) -> int:
+        """The level of this round, given what it would be without memory; when idle it falls at once."""
+        self._rounds_below = self._rounds_below + 1 if level < self.value else 0
+        if level > self.value or is_idle or self._rounds_below >= STEADY_ROUNDS:
+            self.value, self._rounds_below = level, 0
+        return self.value
+
+
+class LowLatencyAbove:
+    """`mode` for up to `threshold` requests; above them the low-latency mode, as far as it pays.
+
+    There it is measured beside plain decoding: in a large batch each guess costs as much as a token.
+    """
+
+    def __init__(self, mode: RowMode, threshold: int) -> None:
+        self._normal = mode
+        self._threshold = threshold
+        self._level = Level()
+        self._crowded = HybridController(lambda: IN_A_CROWD)
+
+    @property
+    def mode(self) -> RowMode:
+        """The mode of the next round."""
+        return self._crowded.mode if self._level.value else self._normal
+
+    def note_load(self, num_requests: int) -> None:
+        """So many requests run or wait."""
+        self._level.note(int(num_requests > self._threshold), is_idle=not num_requests)
+
+    def note_round(self, tokens: int, seconds: float) -> None:
+        """See `ModeController`."""
+        if self._level.value:
+            self._crowded.note_round(tokens, seconds)
+
+
+class HybridByLoad:
+    """The fastest mode for each size of batch, by powers of two, so that the switch points are measured.
+
+    A single request has plain decoding and the drafting modes to choose from; more have the low-latency mode
+    too, which comes first above `threshold` requests, until something was measured. Where the drafting
+    modes were slower in a smaller batch they are not tried in a larger one: there a guess costs more.
+    """
+
+    def __init__(self, threshold: int, max_batch_size: int) -> None:
+        self._threshold = threshold
+        self._max_batch_size = max_batch_size
+        self._level = Level()
+        self._controllers: dict[int, HybridController] = {}
+
+    @property
+    def mode(self) -> RowMode:
+        """The mode of the next round."""
+        return self._controller(self._level.value).mode
+
+    def note_load(self, num_requests: int) -> None:
+        """So many requests run or wait."""
+        rows = min(num_requests, self._max_batch_size)
+        self._level.note(max(0, rows - 1).bit_length(), is_idle=not num_requests)
+
+    def note_round(self, tokens: int, seconds: float) -> None:
+        """See `ModeController`."""
+        self._controller(self._level.value).note_round(tokens, seconds)
+
+    def _controller(self, level: int) -> HybridController:
+        if level not in self._controllers:
+            self._controllers[level] = HybridController(lambda: self._candidates(level))
+        return self._controllers[level]
+
+    def _candidates(self, level: int) -> Sequence[RowMode]:
+        smaller = [one.fastest for at, one in self._controllers.items() if at < level]
+        drafting = () if any(mode in IN_A_CROWD for mode in smaller) else DRAFTING
+        if not level:
+            return (RowMode.AUTOREGRESSIVE, *drafting)
+        crowd = IN_A_CROWD if 2**level > self._threshold else IN_A_CROWD[::-1]
+        return (*crowd, *drafting)
+
+
+def make_controller(policy: Mode, *, threshold: int, max_batch_size: int) -> ModeController:
+    """The controller of an engine with a draft, as its settings say."""
+    match policy:
+        case Mode.HYBRID:
+            return HybridByLoad(threshold, max_batch_size)
+        case Mode.AUTOREGRESSIVE:
+            return FixedMode(RowMode.AUTOREGRESSIVE)
+        case _:
+            return LowLatencyAbove(RowMode(policy), threshold)

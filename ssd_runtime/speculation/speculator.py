@@ -11,7 +11,7 @@ Every row has a mode of its own (its request's, or the engine's of the moment):
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ssd_runtime.clock import Clock
@@ -52,9 +52,11 @@ class Speculator:
     ) -> None:
         """`drafting` serves mode `speculative`, `lookups` the low-latency mode. max_context: of the draft."""
         self._draft = draft
-        self._drafting = drafting
-        self._fallback = tuple(fallback)
-        self._lookups = tuple(lookups)
+        self._sources: dict[RowMode, tuple[Source, ...]] = {
+            RowMode.SPECULATIVE: () if drafting is None else (drafting,),
+            RowMode.SSD: tuple(fallback),
+            RowMode.LOW_LATENCY: tuple(lookups),
+        }
         self.modes = modes
         self._budget = budget
         self._length = length
@@ -63,63 +65,58 @@ class Speculator:
         self._outcomes: OutcomeCache[Proposal] = OutcomeCache()
         self._memories = memories
         self._round_started = 0.0
-        modes = (Mode.AUTOREGRESSIVE, Mode.SPECULATIVE, Mode.SSD)
-        self.rounds_by_mode: Counter[str] = Counter(dict.fromkeys(modes, 0))
         self.num_branches = 0
         """Outcomes for which a proposal was prepared."""
 
-    def mode_of(self, sequence: TokenSequence) -> Mode:
-        """The mode of one row in the next round."""
-        wanted = sequence.request.speculation
-        if not wanted.enabled or self._draft is None:
-            return Mode.AUTOREGRESSIVE
-        if wanted.mode is None or wanted.mode is Mode.HYBRID:
-            return self._controller.mode
-        return wanted.mode
+    @property
+    def rounds_by_mode(self) -> Mapping[str, int]:
+        """Rounds of rows so far."""
+        return self.modes.rounds
+
+    def mode_of(self, sequence: TokenSequence) -> RowMode:
+        """The mode of one row in this round."""
+        return self.modes.of(sequence)
+
+    def note_load(self, num_requests: int) -> None:
+        """A round begins; so many requests run or wait."""
+        self.modes.note_load(num_requests)
 
     def max_drafts(self, sequence: TokenSequence) -> int:
         """Most tokens that a proposal for this row may have now."""
-        if self.mode_of(sequence) is Mode.AUTOREGRESSIVE:
-            return 0
-        limit = min(sequence.num_left, self._max_context - len(sequence.token_ids)) - 1
-        return max(0, min(self._length_of(sequence), limit))
+        mode = self.modes.of(sequence)
+        sources = self._sources.get(mode, ())
+        left = sequence.num_left
+        if all(source.needs_draft for source in sources):
+            left = min(left, self._max_context - len(sequence.token_ids))
+        return 0 if mode is RowMode.AUTOREGRESSIVE else max(0, min(self._length_of(sequence), left - 1))
 
     async def take(self, rows: Sequence[Row]) -> list[Proposal]:
         """A proposal for each row: from the outcome cache, else from the row's sources in order."""
         self._round_started = self._clock()
         proposals = [self._look_up(row) for row in rows]
-        predicted = [
-            i
-            for i, row in enumerate(rows)
-            if row.sequence.prediction is not None and row.max_drafts > 0 and not proposals[i].token_ids
-        ]
+        wanting = [i for i, row in enumerate(rows) if row.max_drafts > 0]
+        predicted = [i for i in wanting if rows[i].sequence.prediction is not None]
         await self._fill(rows, proposals, predicted, (PredictionSource(),))
-        speculative = [
-            i
-            for i, row in enumerate(rows)
-            if self._wants(row, Mode.SPECULATIVE) and not proposals[i].token_ids
-        ]
-        if self._drafting is not None:
-            await self._fill(rows, proposals, speculative, (self._drafting,))
-        missed = [
-            i for i, row in enumerate(rows) if self._wants(row, Mode.SSD) and not proposals[i].token_ids
-        ]
-        await self._fill(rows, proposals, missed, self._fallback)
+        for mode, sources in self._sources.items():
+            asking = [i for i in wanting if self.modes.of(rows[i].sequence) is mode]
+            await self._fill(rows, proposals, asking, sources)
         return proposals
 
     def will_branch(self, rows: Sequence[Row]) -> bool:
         """Whether `branch` will have something to do for these rows."""
-        return self._draft is not None and any(self._may_branch(row.sequence) for row in rows)
+        if self._draft is None or not any(self._may_branch(row.sequence) for row in rows):
+            return False
+        return self._draft.is_serving
 
     def branch(self, rows: Sequence[Row], proposals: Sequence[Proposal]) -> Build:
         """Start preparing the outcomes of this round; empty when the draft has nothing to do."""
         verified = tuple(zip(rows, proposals, strict=True))
         served = [pair for pair in verified if self._may_branch(pair[0].sequence)]
-        if not served or self._draft is None:
+        if not served or self._draft is None or not self._draft.is_serving:
             return Build(verified, self._clock())
         budget = self._budget.choose(len(served))
         draft_rows = tuple(
-            self._draft_row(row.sequence, proposal, budget if row.samples else 0) for row, proposal in served
+            self._branching_row(row.sequence, sent, budget if row.samples else 0) for row, sent in served
         )
         command = BuildCommand(draft_rows, StopWord())
         return Build(
@@ -137,10 +134,10 @@ class Speculator:
         """
         self._learn(build, results)
         await self._collect(build)
-        self.rounds_by_mode.update(self.mode_of(row.sequence) for row, _ in build.verified if row.samples)
-        if all(row.samples and row.num_feed == 1 for row, _ in build.verified):
-            tokens = sum(result.accepted + 1 for result in results if isinstance(result, Verdict))
-            self._controller.note_round(tokens, self._clock() - self._round_started)
+        self.modes.note_rows(row.sequence for row, _ in build.verified if row.samples)
+        tokens = sum(result.accepted + 1 for result in results if isinstance(result, Verdict))
+        if tokens and all(row.samples and row.num_feed == 1 for row, _ in build.verified):
+            self.modes.note_round(tokens, self._clock() - self._round_started)
 
     async def _collect(self, build: Build) -> None:
         if build.future is None or build.command is None or self._draft is None:
@@ -162,9 +159,6 @@ class Speculator:
         wanted = sequence.request.speculation.length
         return self._length if wanted is None else min(wanted, self._length)
 
-    def _wants(self, row: Row, mode: Mode) -> bool:
-        return row.max_drafts > 0 and self.mode_of(row.sequence) is mode
-
     def _learn(self, build: Build, results: Sequence[Any]) -> None:
         self._budget.note_verification(self._clock() - build.started)
         for (_, proposal), verdict in zip(build.verified, results, strict=True):
@@ -173,37 +167,51 @@ class Speculator:
                 self._budget.note_outcome(len(proposal.token_ids), verdict.accepted, rank)
 
     def _may_branch(self, sequence: TokenSequence) -> bool:
-        if self.mode_of(sequence) is not Mode.SSD:
+        if self.modes.of(sequence) is not RowMode.SSD:
             return False
         return len(sequence.token_ids) + 2 <= min(sequence.max_len, self._max_context)
 
     def _look_up(self, row: Row) -> Proposal:
         sequence = row.sequence
         memory = self._memories.get(sequence.uid)
-        if memory is None or not memory.ready or not self._wants(row, Mode.SSD):
+        if memory is None or not memory.ready:
+            return NOTHING
+        memory.ready = False
+        if row.max_drafts < 1 or self.modes.of(sequence) is not RowMode.SSD:
             return NOTHING
         accepted = len(sequence.token_ids) - memory.length - 1
         outcome = Outcome(sequence.uid, sequence.epoch, memory.length, accepted, sequence.token_ids[-1])
         found = self._outcomes.take(outcome) or NOTHING
-        memory.ready = False
         return found.served(CACHE_SOURCE, row.max_drafts, looked_up=True)
 
     async def _fill(
         self, rows: Sequence[Row], proposals: list[Proposal], missing: list[int], sources: Sequence[Source]
     ) -> None:
-        """Ask the sources in order for the rows `missing`; each row stops at its first answer."""
+        """Ask the sources in order for those of `rows` that have nothing; each stops at its first answer."""
         for source in sources:
+            missing = [i for i in missing if not proposals[i].token_ids]
             if not missing:
                 return
-            asked = [self._draft_row(rows[i].sequence, NOTHING, 0, rows[i].max_drafts) for i in missing]
+            asked = [
+                self._draft_row(rows[i].sequence, rows[i].max_drafts, rows[i].sequence.max_len)
+                for i in missing
+            ]
             for i, answer in zip(missing, await source.propose(asked), strict=True):
                 proposals[i] = answer.served(
                     source.name, rows[i].max_drafts, looked_up=proposals[i].looked_up
                 )
-            missing = [i for i in missing if not proposals[i].token_ids]
+
+    def _branching_row(self, sequence: TokenSequence, sent: Proposal, budget: int) -> DraftRow:
+        max_len = min(sequence.max_len, self._max_context)
+        return self._draft_row(sequence, self._length_of(sequence), max_len, sent, budget)
 
     def _draft_row(
-        self, sequence: TokenSequence, proposal: Proposal, budget: int, length: int | None = None
+        self,
+        sequence: TokenSequence,
+        length: int,
+        max_len: int,
+        proposal: Proposal = NOTHING,
+        budget: int = 0,
     ) -> DraftRow:
         memory = self._memories.of(sequence.uid)
         memory.settle(sequence.token_ids)
@@ -211,8 +219,8 @@ class Speculator:
             uid=sequence.uid,
             token_ids=tuple(sequence.token_ids),
             draw=sequence.draw,
-            length=self._length_of(sequence) if length is None else length,
-            max_len=min(sequence.max_len, self._max_context),
+            length=length,
+            max_len=max_len,
             end_ids=sequence.end_ids,
             proposal=proposal,
             budget=budget,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,14 @@ import torch
 
 from ssd_runtime.clock import ManualClock
 from ssd_runtime.device.lane import Worker
+from ssd_runtime.device.supply import RoleLane
 from ssd_runtime.device.transfer import HOST
 from ssd_runtime.engine.core import EngineCore
 from ssd_runtime.engine.live import LiveRequest
 from ssd_runtime.engine.prepare import Limits, Prepared, prepare
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.target import TargetWorker
+from ssd_runtime.engine.target_lane import TargetLane
 from ssd_runtime.errors import SSDError
 from ssd_runtime.faces import answer_of
 from ssd_runtime.hooks.kinds import Order, Sampler
@@ -30,16 +32,17 @@ from ssd_runtime.sampling import fanout
 from ssd_runtime.sampling.draw import DraftStep, draft_steps, draw_tokens
 from ssd_runtime.sequence import Sequence as TokenSequence
 from ssd_runtime.speculation.budget import BudgetChooser
-from ssd_runtime.speculation.draft_lane import DraftLane, LaneLike
+from ssd_runtime.speculation.draft_lane import DraftLane
 from ssd_runtime.speculation.drafting import DraftWorker
 from ssd_runtime.speculation.fallback import DraftSource, ShadowSource, Source
 from ssd_runtime.speculation.hybrid import FixedMode, ModeController
 from ssd_runtime.speculation.memory import Memories
 from ssd_runtime.speculation.model_draft import DecoderDraft, DraftModel
+from ssd_runtime.speculation.modes import Modes
 from ssd_runtime.speculation.speculator import Speculator
 from ssd_runtime.stats import RoundRecord
 from ssd_runtime.testing.scripted import VOCAB, ScriptedLane
-from ssd_runtime.types import Answer, Mode, Output, Request
+from ssd_runtime.types import Answer, Mode, Output, Request, RowMode
 
 PATIENT = 60.0
 
@@ -94,6 +97,8 @@ class RigSettings:
     automatic: every command is done as it is submitted, so that builds reach their full depth.
     fallback: sources, or `draft` and `shadow` by name. patience: seconds, as `DraftLane` has them.
     draft_lane: replaces the scripted one. controller: replaces `mode`. sampler: the target's.
+    lookups: who proposes in the low-latency mode. target_pauses: before each attempt to start the target
+    again. around: what stands between each of the target's lanes and its worker.
     swap_tokens: what host memory holds of preempted requests' KV; None: they are recomputed. kv_dtype: of
     the target's KV. order: who is served next.
     """
@@ -111,16 +116,19 @@ class RigSettings:
     controller: ModeController | None = None
     automatic: bool = True
     patience: float = PATIENT
-    draft_lane: LaneLike | None = None
+    draft_lane: RoleLane | None = None
     sampler: Sampler | None = None
     swap_tokens: int | None = None
     history_codec: str = "none"
     kv_dtype: torch.dtype = torch.float32
     order: Order = operator.attrgetter("uid")
+    lookups: Sequence[Source] = ()
+    target_pauses: Sequence[float] = (0.0, 0.0, 0.0)
+    around: Callable[[Worker], Worker] = lambda worker: worker
 
 
 class Rig:
-    """An `EngineCore` whose lanes are scripted.
+    """An `EngineCore` whose lanes are scripted. target, draft: those in use.
 
     pieces: what each request's listener heard, by id. records: every round. journal: submissions,
     completions and pieces in the order in which they happened.
@@ -138,12 +146,8 @@ class Rig:
             min(self.settings.context, self.blocks.num_blocks * self.blocks.block_size),
             target.config.vocab_size,
         )
-        self._tokenizer = target.tokenizer
-        self.kv = target.decoder.new_kv(
-            self.blocks.num_blocks, self.blocks.block_size, self.settings.kv_dtype
-        )
-        worker = TargetWorker(target.decoder, self.kv, self.settings.sampler or PlainSampler())
-        self.target = self._lane("target", SwappingWorker(worker, self.kv, HOST))
+        self._model = target
+        self._target_lane = TargetLane(self._start_target, self.settings.target_pauses)
         self.draft = self._lane("draft", draft)
         self.speculator = self._speculator(has_draft=draft is not None)
         self.core = self._core()
@@ -162,7 +166,7 @@ class Rig:
 
     def prepare(self, request: Request) -> Prepared:
         """Check a request as `submit` does, and do nothing with it."""
-        return prepare(request, self._tokenizer, self.limits)
+        return prepare(request, self._model.tokenizer, self.limits)
 
     async def run(self, most: int = 2000) -> None:
         """Rounds until nothing is left to do; the books of the blocks are checked after each."""
@@ -199,14 +203,24 @@ class Rig:
     def check_blocks(self) -> None:
         """Every block is free or in exactly the tables of the sequences that are here."""
         scheduler = self.core.scheduler
-        self.blocks.check([sequence.table for sequence in (*scheduler.running, *scheduler.waiting)])
+        scheduler.blocks.check([sequence.table for sequence in (*scheduler.running, *scheduler.waiting)])
+        assert self.core.num_violations == 0
 
     def _lane(self, name: str, worker: Worker | None) -> ScriptedLane:
         return ScriptedLane(name, worker=worker, automatic=self.settings.automatic, journal=self.journal)
 
+    def _start_target(self) -> ScriptedLane:
+        blocks, model = self.blocks, self._model
+        self.kv = model.decoder.new_kv(blocks.num_blocks, blocks.block_size, self.settings.kv_dtype)
+        worker = TargetWorker(model.decoder, self.kv, self.settings.sampler or PlainSampler())
+        swapping = SwappingWorker(worker, self.kv, HOST)
+        self.target = self._lane("target", self.settings.around(swapping))
+        return self.target
+
     def _core(self) -> EngineCore:
         return EngineCore(
-            target=self.target,
+            target=self._target_lane,
+            new_blocks=lambda: BlockManager(self.settings.num_blocks, self.settings.block_size),
             scheduler=Scheduler(
                 self.blocks,
                 max_batch_size=self.settings.max_batch_size,
@@ -225,7 +239,7 @@ class Rig:
         swap, tokens = None, self.settings.swap_tokens
         if tokens is not None:
             swap = HostSwap(
-                self.target.submit,
+                self._target_lane.submit,
                 block_size=self.kv.block_size,
                 block_bytes=self.kv.block_size,
                 capacity=tokens,
@@ -236,16 +250,20 @@ class Rig:
     def _speculator(self, *, has_draft: bool) -> Speculator:
         chosen, memories = self.settings, Memories()
         used = chosen.draft_lane or (self.draft if has_draft else None)
-        lane = DraftLane(used, name="scripted", patience=lambda: chosen.patience) if used else None
-        drafting = DraftSource(lane) if lane else None
+        lane = None
+        if used is not None:
+            patience = chosen.patience
+            lane = DraftLane(lambda: used, name="scripted", patience=lambda: patience, clock=self.clock)
+        drafting = DraftSource(lane, self.limits.context) if lane else None
         named: dict[str, Source | None] = {"draft": drafting, "shadow": ShadowSource(memories.recall)}
         sources = [named[source] if isinstance(source, str) else source for source in chosen.fallback]
         return Speculator(
             draft=lane,
             drafting=drafting,
             fallback=[source for source in sources if source is not None],
+            lookups=chosen.lookups,
             memories=memories,
-            controller=chosen.controller or FixedMode(chosen.mode),
+            modes=Modes(chosen.controller or FixedMode(RowMode(chosen.mode)), has_draft=lane is not None),
             budget=WholeBudget(chosen.budget, chosen.length),
             length=chosen.length,
             max_context=self.limits.context,

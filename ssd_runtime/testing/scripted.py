@@ -41,6 +41,7 @@ class ScriptedLane:
 
     journal: every submission and completion in order, as (lane, what, kind of command); lanes that
     share one journal show what came first across them. `worker` is only needed for `execute`.
+    is_alive: whether the thread that is not there lives; set it as the test needs it.
     """
 
     def __init__(
@@ -53,6 +54,8 @@ class ScriptedLane:
     ) -> None:
         """automatic: every command is executed as soon as it is submitted."""
         self.name = name
+        self.is_alive = True
+        self.is_closed = False
         self.commands: list[Any] = []
         self.journal: list[tuple[str, str, str]] = [] if journal is None else journal
         self._worker = worker
@@ -66,6 +69,7 @@ class ScriptedLane:
 
     def submit(self, command: Any) -> asyncio.Future[Any]:
         """Take a command; the future belongs to the running loop."""
+        assert not self.is_closed, "nobody submits to a lane that was closed"
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.commands.append(command)
         self.journal.append((self.name, "submitted", command.kind))
@@ -73,6 +77,15 @@ class ScriptedLane:
         if self._automatic:
             self.execute()
         return future
+
+    def close(self) -> None:
+        """Nobody submits any more; with a command pending it hangs, else it ends."""
+        self.is_closed = True
+        self.is_alive = self.is_alive and bool(self._pending)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Whether the thread has ended."""
+        return not self.is_alive
 
     def complete(self, result: Any) -> None:
         """The oldest command has this result."""

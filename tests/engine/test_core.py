@@ -9,7 +9,7 @@ import pytest
 
 from ssd_runtime.clock import monotonic
 from ssd_runtime.device.lane import Lane
-from ssd_runtime.errors import ComputeError, EngineClosedError, QueueFullError
+from ssd_runtime.errors import EngineClosedError, EngineError, QueueFullError
 from ssd_runtime.messages import Verdict
 from ssd_runtime.speculation.commands import Branch, BuildCommand, BuildResult, ForgetCommand
 from ssd_runtime.speculation.proposal import Proposal
@@ -236,25 +236,6 @@ async def test_a_verdict_during_the_dth_pass_of_branches_yields_proposals_of_len
     assert await asyncio.to_thread(lane.join, 10.0)
 
 
-async def test_a_failing_target_fails_the_round_and_not_the_engine() -> None:
-    """The rows of the round get an error; a later request is served."""
-    rig = by_hand()
-    rig.submit(request("a"))
-    round_ = await begin(rig)
-    rig.target.fail(RuntimeError("boom"))
-    await settle()
-    rig.draft.complete(BuildResult((None,)))
-    await round_
-    with pytest.raises(ComputeError, match="boom"):
-        rig.answer("a")
-    assert rig.blocks.num_free == rig.blocks.num_blocks
-    rig.submit(request("b", max_tokens=1))
-    round_ = await begin(rig)
-    rig.target.complete([Verdict(0, 9)])
-    await round_
-    assert rig.answer("b").token_ids == (9,)
-
-
 async def test_a_full_queue_refuses_and_forgets_nothing() -> None:
     """The error names the setting; those that wait are served."""
     rig = Rig(MODEL, mode=Mode.AUTOREGRESSIVE, max_queue=1)
@@ -285,15 +266,22 @@ async def test_closing_gives_every_request_its_last_word() -> None:
 
 
 async def test_a_fault_in_the_engine_itself_ends_every_request_with_an_error() -> None:
-    """Nobody waits for ever: a target that answers for too few rows is a fault of the engine."""
-    rig = by_hand()
-    running = asyncio.create_task(rig.core.run())
+    """Nobody waits for ever: a receiver of records that raises is a fault of the engine."""
+    rig = Rig(MODEL, mode=Mode.AUTOREGRESSIVE)
+    rig.records = Full()  # type: ignore[assignment]
+    rig.core = rig._core()
     rig.submit(request("a"))
     rig.submit(request("b"))
-    await settle()
-    rig.target.complete([])
-    with pytest.raises(ValueError, match="shorter"):
-        await running
+    with pytest.raises(OverflowError):
+        await rig.core.run()
     for name in ("a", "b"):
-        with pytest.raises(Exception, match="the engine stopped"):
+        with pytest.raises(EngineError, match="the engine stopped"):
             rig.answer(name)
+
+
+class Full:
+    """Takes no record."""
+
+    def append(self, record: object) -> None:
+        """Never."""
+        raise OverflowError("full")

@@ -117,7 +117,7 @@ def test_equal_importance_preempts_nobody() -> None:
 def test_nobody_starves_once_the_important_ones_are_done(
     requests: list[tuple[int, int, int, int]], block_size: int, spare: int, max_batch_size: int
 ) -> None:
-    """Memory for one request and little more, any priorities, arrivals at any round: all end, none livelocks."""
+    """Memory for one request and little more, any priorities, arrivals at any round: no livelock."""
     one = scheduler(-(-18 // block_size) + spare, max_batch_size, block_size)
     arrivals = [(at, waiting(priority, prompt, answer)) for prompt, answer, at, priority in requests]
     bound = 20 + sum(prompt + answer for prompt, answer, _, _ in requests) * (len(requests) + 1)

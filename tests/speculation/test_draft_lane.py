@@ -18,7 +18,7 @@ def command() -> DraftCommand:
 
 
 def lane(scripted: ScriptedLane, patience: float = 60.0) -> DraftLane:
-    return DraftLane(scripted, name="mine", patience=lambda: patience)
+    return DraftLane(lambda: scripted, name="mine", patience=lambda: patience)
 
 
 async def failing(draft: DraftLane, scripted: ScriptedLane) -> object:

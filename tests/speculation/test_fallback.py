@@ -52,7 +52,7 @@ async def test_the_shadow_is_read_for_each_row_of_its_own() -> None:
 async def test_a_draft_that_fails_proposes_nothing_for_every_row() -> None:
     """One command for all rows."""
     scripted = ScriptedLane()
-    source = DraftSource(DraftLane(scripted, name="d", patience=lambda: 60.0))
+    source = DraftSource(DraftLane(lambda: scripted, name="d", patience=lambda: 60.0), 100)
     running = asyncio.create_task(source.propose([row(), row(2)]))
     await settle()
     assert len(scripted.commands) == 1

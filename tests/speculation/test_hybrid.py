@@ -11,13 +11,13 @@ from ssd_runtime.speculation.hybrid import (
     FixedMode,
     HybridController,
 )
-from ssd_runtime.types import Mode
+from ssd_runtime.types import RowMode
 
-AR, SD, SSD = Mode.AUTOREGRESSIVE, Mode.SPECULATIVE, Mode.SSD
+AR, SD, SSD = RowMode.AUTOREGRESSIVE, RowMode.SPECULATIVE, RowMode.SSD
 PROBES = 3 * (WARM_UP_ROUNDS + PROBE_ROUNDS)
 
 
-def run(controller: HybridController, speeds: dict[Mode, float], rounds: int) -> list[Mode]:
+def run(controller: HybridController, speeds: dict[RowMode, float], rounds: int) -> list[RowMode]:
     """The modes of so many rounds, each as fast (tokens a second) as `speeds` says."""
     modes = []
     for _ in range(rounds):
@@ -28,7 +28,7 @@ def run(controller: HybridController, speeds: dict[Mode, float], rounds: int) ->
 
 def test_every_mode_is_probed_and_the_fastest_held() -> None:
     """In the order given, each for the same number of rounds."""
-    controller = HybridController((AR, SD, SSD))
+    controller = HybridController(lambda: (AR, SD, SSD))
     modes = run(controller, {AR: 10.0, SD: 20.0, SSD: 15.0}, PROBES + FIRST_HOLD)
     each = WARM_UP_ROUNDS + PROBE_ROUNDS
     assert modes == [AR] * each + [SD] * each + [SSD] * each + [SD] * FIRST_HOLD
@@ -36,7 +36,7 @@ def test_every_mode_is_probed_and_the_fastest_held() -> None:
 
 def test_it_looks_again_and_changes_its_mind() -> None:
     """When the held mode became slower than another."""
-    controller = HybridController((AR, SD, SSD))
+    controller = HybridController(lambda: (AR, SD, SSD))
     run(controller, {AR: 10.0, SD: 20.0, SSD: 15.0}, PROBES + FIRST_HOLD)
     run(controller, {AR: 10.0, SD: 5.0, SSD: 15.0}, PROBES)
     assert controller.mode is SSD
@@ -44,7 +44,7 @@ def test_it_looks_again_and_changes_its_mind() -> None:
 
 def test_a_winner_is_asked_about_ever_less() -> None:
     """The hold doubles up to its limit, so that probing costs next to nothing in the end."""
-    controller = HybridController((AR, SD))
+    controller = HybridController(lambda: (AR, SD))
     modes = run(controller, {AR: 10.0, SD: 20.0}, 20_000)
     assert modes.count(SD) > 0.97 * len(modes)
     longest = max(len(part) for part in "".join("s" if mode is SD else "a" for mode in modes).split("a"))
@@ -53,14 +53,14 @@ def test_a_winner_is_asked_about_ever_less() -> None:
 
 def test_hardly_faster_is_not_faster() -> None:
     """Noise does not move the mode to and fro."""
-    controller = HybridController((AR, SD))
+    controller = HybridController(lambda: (AR, SD))
     run(controller, {AR: 10.0, SD: 10.0 * (1 + ADVANTAGE) / 2}, 2 * (WARM_UP_ROUNDS + PROBE_ROUNDS))
     assert controller.mode is AR
 
 
 def test_the_first_rounds_of_a_probe_do_not_count() -> None:
     """They still show the mode before."""
-    controller = HybridController((AR, SD))
+    controller = HybridController(lambda: (AR, SD))
     for rounds, seconds in ((WARM_UP_ROUNDS, 1000.0), (PROBE_ROUNDS, 1.0)):
         for _ in range(rounds):
             controller.note_round(10, seconds)
@@ -70,7 +70,7 @@ def test_the_first_rounds_of_a_probe_do_not_count() -> None:
 
 def test_rounds_that_take_no_time_divide_by_nothing() -> None:
     """A clock too coarse."""
-    controller = HybridController((AR, SD))
+    controller = HybridController(lambda: (AR, SD))
     for _ in range(100):
         controller.note_round(0, 0.0)
     assert controller.mode in (AR, SD)

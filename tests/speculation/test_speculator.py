@@ -15,10 +15,11 @@ from ssd_runtime.speculation.draft_lane import DraftLane
 from ssd_runtime.speculation.fallback import Source
 from ssd_runtime.speculation.hybrid import FixedMode
 from ssd_runtime.speculation.memory import Memories
+from ssd_runtime.speculation.modes import Modes
 from ssd_runtime.speculation.proposal import Guess, Proposal
 from ssd_runtime.speculation.speculator import Speculator, likelihoods
 from ssd_runtime.testing.scripted import ScriptedLane
-from ssd_runtime.types import Mode, Request, SpeculationParams
+from ssd_runtime.types import Mode, Request, RowMode, SpeculationParams
 
 
 class Known:
@@ -26,6 +27,7 @@ class Known:
 
     def __init__(self, name: str, tokens: dict[int, tuple[int, ...]]) -> None:
         self.name = name
+        self.needs_draft = name == "draft"
         self.asked: list[list[int]] = []
         self._tokens = tokens
 
@@ -43,16 +45,23 @@ def sequence(wanted: SpeculationParams | None = None, max_len: int = 50) -> Toke
 class Play:
     """A speculator with a scripted draft; `round` plays take, branch and stage."""
 
-    def __init__(self, mode: Mode = Mode.SSD, fallback: Sequence[Source] = (), context: int = 100) -> None:
+    def __init__(
+        self,
+        mode: Mode | RowMode = Mode.SSD,
+        fallback: Sequence[Source] = (),
+        context: int = 100,
+        lookups: Sequence[Source] = (),
+    ) -> None:
         self.lane = ScriptedLane()
         self.memories = Memories()
         self.drafting = Known("draft", {})
         self.speculator = Speculator(
-            draft=DraftLane(self.lane, name="d", patience=lambda: 60.0),
+            draft=DraftLane(lambda: self.lane, name="d", patience=lambda: 60.0),
             drafting=self.drafting,
             fallback=fallback,
+            lookups=lookups,
             memories=self.memories,
-            controller=FixedMode(mode),
+            modes=Modes(FixedMode(RowMode(mode)), has_draft=True),
             budget=BudgetChooser(4, 4),
             length=4,
             max_context=context,
@@ -159,7 +168,7 @@ async def test_a_request_overrides_the_mode_and_the_length() -> None:
     assert play.speculator.max_drafts(sequence(SpeculationParams(mode=Mode.AUTOREGRESSIVE))) == 0
     assert play.speculator.max_drafts(sequence(SpeculationParams(length=2))) == 2
     assert play.speculator.max_drafts(sequence(SpeculationParams(length=40))) == 4
-    assert play.speculator.mode_of(sequence(SpeculationParams(mode=Mode.SSD))) is Mode.SSD
+    assert play.speculator.mode_of(sequence(SpeculationParams(mode=Mode.SSD))) is RowMode.SSD
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,56 @@
+"""What is asked of the target's lane in a round, and whether the answer can be one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ssd_runtime.engine.scheduler import BatchRow
+from ssd_runtime.errors import ComputeError
+from ssd_runtime.messages import RowFailure, RowResult, Verdict, VerifyCommand, VerifyRow
+from ssd_runtime.speculation.proposal import Proposal
+
+
+def verify_command(rows: Sequence[BatchRow], proposals: Sequence[Proposal], together: bool) -> VerifyCommand:
+    """The target's pass for these rows: pending tokens, then the proposal."""
+    verified = tuple(_verify_row(row, proposal) for row, proposal in zip(rows, proposals, strict=True))
+    return VerifyCommand(verified, together)
+
+
+def checked_results(results: Any, command: VerifyCommand) -> list[RowResult]:
+    """The results of `command`; raises `ComputeError` where no worker in its senses gives them.
+
+    A row that should have a token and has none would run for ever.
+    """
+    if not isinstance(results, Sequence) or len(results) != command.num_rows:
+        raise ComputeError(f"got {results!r}, expected a result for each of {command.num_rows} rows")
+    for row, result in zip(command.rows, results, strict=True):
+        if not _is_possible(row, result):
+            raise ComputeError(f"got {result!r} for a row with {len(row.drafts)} drafts")
+    return list(results)
+
+
+def _is_possible(row: VerifyRow, result: RowResult) -> bool:
+    match result:
+        case Verdict():
+            return row.samples and 0 <= result.accepted <= len(row.drafts) and result.bonus >= 0
+        case RowFailure():
+            return True
+        case _:
+            return not row.samples
+
+
+def _verify_row(row: BatchRow, proposal: Proposal) -> VerifyRow:
+    sequence = row.sequence
+    pending = sequence.token_ids[sequence.kv_len : sequence.kv_len + row.num_feed]
+    return VerifyRow(
+        token_ids=tuple(pending),
+        drafts=proposal.token_ids,
+        start=sequence.kv_len,
+        block_table=tuple(sequence.table),
+        draw=sequence.draw,
+        samples=row.samples,
+        text=sequence.token_ids,
+        num_prompt=sequence.num_prompt,
+        odds=proposal.odds,
+    )

@@ -1,0 +1,120 @@
+"""The requests in the engine, and what a verdict does to each: commit, send, count, end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ssd_runtime.clock import Clock
+from ssd_runtime.engine.live import LiveRequest
+from ssd_runtime.engine.scheduler import BatchRow, Scheduler
+from ssd_runtime.engine.stopping import Emission
+from ssd_runtime.errors import ComputeError, RequestError, SSDError
+from ssd_runtime.messages import RowFailure, RowResult, Verdict
+from ssd_runtime.sequence import Sequence as TokenSequence
+from ssd_runtime.speculation.proposal import Proposal
+from ssd_runtime.stats import RoundRecord
+from ssd_runtime.types import RowMode, TokenLogprob
+
+
+class LiveRequests:
+    """Everybody who has not had the last word. Runs on the engine's loop, between two commands."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        clock: Clock,
+        forget: Callable[[TokenSequence], None],
+        mode_of: Callable[[TokenSequence], RowMode],
+        on_round: Callable[[RoundRecord], None],
+    ) -> None:
+        """`forget` hears of each sequence that leaves. mode_of: of a row in this round."""
+        self._scheduler = scheduler
+        self._clock = clock
+        self._forget = forget
+        self._mode_of = mode_of
+        self._on_round = on_round
+        self._live: dict[TokenSequence, LiveRequest] = {}
+
+    def add(self, live: LiveRequest) -> None:
+        """Queue a request."""
+        self._live[live.sequence] = live
+        self._scheduler.add(live.sequence)
+
+    def mark_scheduled(self, rows: Iterable[BatchRow]) -> None:
+        """Note when each row's request was first part of a round."""
+        now = self._clock()
+        for row in rows:
+            live = self._live[row.sequence]
+            if live.scheduled is None:
+                live.scheduled = now
+
+    def commit(self, row: BatchRow, proposal: Proposal, result: RowResult) -> None:
+        """Carry out what the target said of one row."""
+        live = self._live[row.sequence]
+        match result:
+            case Verdict():
+                live.read(result.reading)
+                tokens = (*proposal.token_ids[: result.accepted], result.bonus)
+                emission = live.end.push(tokens)
+                self._emit(row, proposal, emission, result.logprobs, result.accepted, result.bonus)
+            case RowFailure():
+                emission = live.end.push(proposal.token_ids[: result.accepted])
+                if emission.finish_reason is None:
+                    kind = RequestError if result.by_request else ComputeError
+                    self._fail(live, kind(result.message))
+                else:  # what failed lies behind the end, where nobody asked
+                    self._emit(row, proposal, emission, result.logprobs, result.accepted)
+            case _:
+                live.read(result)
+                row.sequence.commit([], row.sequence.kv_len + row.num_feed)
+
+    def cancel(self, sequences: Iterable[TokenSequence]) -> None:
+        """End those of `sequences` that are still here."""
+        for live in [self._live[sequence] for sequence in sequences if sequence in self._live]:
+            self._remove(live)
+            live.tell_cancelled(self._clock())
+
+    def fail_all(self, error: SSDError) -> None:
+        """End everybody with `error`."""
+        for live in list(self._live.values()):
+            self._fail(live, error)
+
+    def _emit(
+        self,
+        row: BatchRow,
+        proposal: Proposal,
+        emission: Emission,
+        logprobs: Sequence[TokenLogprob],
+        verified: int,
+        bonus: int | None = None,
+    ) -> None:
+        """Count, keep and send what the end rules left of `verified` drafts and the bonus."""
+        live, sequence = self._live[row.sequence], row.sequence
+        emitted = len(emission.token_ids)
+        accepted = min(verified, emitted)
+        record = RoundRecord(
+            request_id=sequence.request.id,
+            source=proposal.source,
+            looked_up=proposal.looked_up,
+            proposed=len(proposal.token_ids) if emitted > verified else emitted,
+            accepted=accepted,
+            emitted=emitted,
+            bonus_rank=None if bonus is None else proposal.bonus_rank(verified, bonus),
+            mode=self._mode_of(sequence),
+        )
+        sequence.totals.add(record)
+        self._on_round(record)
+        sequence.commit(list(emission.token_ids), sequence.kv_len + row.num_feed + accepted)
+        live.tell(emission, self._clock(), tuple(logprobs[:emitted]))
+        if emission.finish_reason is not None:
+            self._remove(live)
+
+    def _fail(self, live: LiveRequest, error: SSDError) -> None:
+        self._remove(live)
+        live.tell_error(error)
+
+    def _remove(self, live: LiveRequest) -> None:
+        del self._live[live.sequence]
+        self._scheduler.remove(live.sequence)
+        self._forget(live.sequence)

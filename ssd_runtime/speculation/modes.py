@@ -1,0 +1,54 @@
+"""Every row's mode: its request's own, or the engine's of the moment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import structlog
+
+from ssd_runtime.sequence import Sequence
+from ssd_runtime.speculation.hybrid import ModeController
+from ssd_runtime.types import Mode, RowMode
+
+log = structlog.get_logger(__name__)
+
+
+class Modes:
+    """Asks the controller for those who do not say. `rounds`: rounds of rows so far, by mode."""
+
+    def __init__(self, controller: ModeController, *, has_draft: bool) -> None:
+        self.rounds: Counter[str] = Counter(dict.fromkeys(RowMode, 0))
+        self._controller = controller
+        self._has_draft = has_draft
+        self._was_low_latency = False
+
+    @property
+    def current(self) -> RowMode:
+        """The mode of rows whose request does not say."""
+        return self._controller.mode if self._has_draft else RowMode.AUTOREGRESSIVE
+
+    def of(self, sequence: Sequence) -> RowMode:
+        """The mode of one row in the next round."""
+        wanted = sequence.request.speculation
+        if not wanted.enabled or not self._has_draft:
+            return RowMode.AUTOREGRESSIVE
+        if wanted.mode is None or wanted.mode is Mode.HYBRID:
+            return self._controller.mode
+        return RowMode(wanted.mode)
+
+    def note_load(self, num_requests: int) -> None:
+        """A round begins; so many requests run or wait."""
+        self._controller.note_load(num_requests)
+        is_low_latency = self.current is RowMode.LOW_LATENCY
+        if is_low_latency != self._was_low_latency:
+            self._was_low_latency = is_low_latency
+            log.info("low-latency mode", on=is_low_latency, requests=num_requests)
+
+    def note_rows(self, rows: Iterable[Sequence]) -> None:
+        """A round of these rows has ended."""
+        self.rounds.update(self.of(row) for row in rows)
+
+    def note_round(self, tokens: int, seconds: float) -> None:
+        """A decoding round emitted so many tokens in so many seconds."""
+        self._controller.note_round(tokens, seconds)

@@ -1,0 +1,52 @@
+"""One round as the speculator sees it: its rows, and the build in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ssd_runtime.sequence import Sequence
+from ssd_runtime.speculation.commands import BuildCommand
+from ssd_runtime.speculation.proposal import Proposal
+
+
+class Row(Protocol):
+    """One sequence's part in a round; `engine.scheduler.BatchRow`."""
+
+    @property
+    def sequence(self) -> Sequence: ...
+    @property
+    def max_drafts(self) -> int: ...
+    @property
+    def num_feed(self) -> int: ...
+    @property
+    def samples(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One row of a build: the sequence, how long it was, and the proposal under verification."""
+
+    sequence: Sequence
+    length: int
+    sent: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A round's build in flight: the rows it serves, how long they were, the word that ends it.
+
+    `verified` is every row of the round with its proposal.
+    """
+
+    verified: tuple[tuple[Row, Proposal], ...]
+    started: float
+    served: tuple[Served, ...] = ()
+    command: BuildCommand | None = None
+    future: asyncio.Future[Any] | None = None
+
+    def stop(self) -> None:
+        """End after the draft pass in hand."""
+        if self.command is not None:
+            self.command.stop.set_after_step()
