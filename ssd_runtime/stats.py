@@ -17,7 +17,10 @@ CACHE_SOURCE = "cache"
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """One row's verdict. `bonus_rank`: place of the bonus among the draft's candidates, None if unknown."""
+    """One row's verdict. `bonus_rank`: place of the bonus among the draft's candidates, None if unknown.
+
+    mode: how the row's proposal was made, a `RowMode`; empty where an earlier version's trace does not say.
+    """
 
     request_id: str
     source: str
@@ -26,6 +29,7 @@ class RoundRecord:
     accepted: int
     emitted: int
     bonus_rank: int | None = None
+    mode: str = ""
 
     @property
     def hit(self) -> bool:

@@ -150,7 +150,8 @@ def read_trace(path: Path) -> tuple[list[CommandRecord], list[RoundRecord]]:
         if event.get("cat") == COMMAND:
             commands.append(_command(event))
         elif event.get("cat") == ROUND:
-            rounds.append(RoundRecord(**{name: event["args"][name] for name in _ROUND_FIELDS}))
+            args = event["args"]  # a trace of an earlier version has fewer
+            rounds.append(RoundRecord(**{name: args[name] for name in _ROUND_FIELDS if name in args}))
     return commands, rounds
 
 
