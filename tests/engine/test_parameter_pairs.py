@@ -272,7 +272,7 @@ def test_hardly_a_request_is_impossible(plain: Sequence[Outcome]) -> None:
 @pytest.mark.model
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 async def test_speculation_changes_nothing_of_a_real_models_answers() -> None:
     """On SmolLM2, with the same requests and settings."""
     plain = await outcomes(real_engine, PLAIN)

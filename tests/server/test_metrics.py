@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from ssd_runtime.server.service import Service
@@ -114,6 +116,25 @@ def test_a_round_without_a_draft_is_no_draft() -> None:
     metrics.observe(RoundRecord("a", "none", True, 0, 0, 1))
     totals, num_drafts = metrics.rounds()
     assert (totals.rounds, totals.misses, num_drafts) == (1, 1, 0)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(
+        st.integers(0, 5).flatmap(lambda proposed: st.tuples(st.just(proposed), st.integers(0, proposed))),
+        max_size=8,
+    )
+)
+def test_no_counter_ever_falls(rounds: list[tuple[int, int]]) -> None:
+    """Case B67: whatever was proposed and accepted, nothing included."""
+    metrics, before = Metrics("smollm2-135m", EngineSnapshot), dict[str, float]()
+    for proposed, accepted in rounds:
+        source = "cache" if proposed else "none"
+        metrics.observe(RoundRecord("a", source, True, proposed, accepted, accepted + 1))
+        metrics.piece(accepted + 1, None)
+        now = parsed(metrics.text().decode())
+        assert all(now[name] >= value >= 0 for name, value in before.items() if "_total" in name)
+        before = now
 
 
 def test_time_per_token_needs_two_tokens() -> None:
