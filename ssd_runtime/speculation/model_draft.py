@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ssd_runtime.memory.blocks import BlockManager
+from ssd_runtime.memory.prefix import PrefixStats, block_digests
 from ssd_runtime.messages import BlockCopy, ForwardRow, StopWord
 
 if TYPE_CHECKING:
@@ -27,10 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class DraftState:
-    """How far a draft has read, and in which blocks its KV lies."""
+    """How far a draft has read, and in which blocks its KV lies.
+
+    digests: of the leading blocks that are in the prefix cache.
+    """
 
     length: int = 0
     table: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +65,41 @@ class DraftModel(Protocol):
     def drop(self, state: DraftState) -> None: ...
 
 
+@runtime_checkable
+class InterruptibleDraft(DraftModel, Protocol):
+    """A draft that can give a pass up. Others finish the pass that a stop word finds them in."""
+
+    def extend_until(self, feeds: Sequence[Feed], stop: StopWord | None) -> Tensor: ...
+
+
+@runtime_checkable
+class RememberingDraft(DraftModel, Protocol):
+    """A draft that keeps what was read, for whoever begins alike. Others read everything themselves."""
+
+    def recall(self, token_ids: Sequence[int]) -> DraftState:
+        """A state that has read the longest known beginning of `token_ids`."""
+        ...
+
+    def remember(self, state: DraftState, token_ids: Sequence[int], num_settled: int) -> None:
+        """`state` has read a beginning of `token_ids`; the first `num_settled` of them are never taken back."""
+        ...
+
+
 class DecoderDraft:
     """A `Decoder` behind the draft's verbs, with a block manager and KV of its own."""
 
-    def __init__(self, decoder: Decoder, kv: PagedKV, blocks: BlockManager, vocab_size: int) -> None:
-        """vocab_size: the target's; the draft's own padding beyond it is never proposed."""
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: PagedKV,
+        blocks: BlockManager,
+        vocab_size: int,
+        prefix_stats: PrefixStats | None = None,
+    ) -> None:
+        """vocab_size: the target's; the draft's own padding beyond it is never proposed.
+
+        prefix_stats: counts what is found in the prefix cache; without it there is none.
+        """
         self.vocab_size = min(vocab_size, decoder.config.vocab_size)
         self.max_context = decoder.config.max_position
         self.weight_bytes = decoder.weight_bytes
@@ -72,6 +107,7 @@ class DecoderDraft:
         self.kv = kv
         self.blocks = blocks
         self._copies: list[BlockCopy] = []
+        self.prefix_stats = prefix_stats
 
     def new(self) -> DraftState:
         """A state that has read nothing."""
@@ -139,10 +175,35 @@ class DecoderDraft:
 
     def commit(self, trunk: DraftState, branch: DraftState) -> None:
         """The trunk takes over the branch's table; nothing is recomputed."""
+        known = len(trunk.digests)
+        while trunk.table[known - 1 : known] != branch.table[known - 1 : known]:
+            known -= 1
+        del trunk.digests[known:]
         self.blocks.commit(trunk.table, branch.table)
         trunk.length, branch.length = branch.length, 0
 
     def drop(self, state: DraftState) -> None:
         """Give the blocks back."""
         self.blocks.drop(state.table)
+        state.digests.clear()
         state.length = 0
+
+    def recall(self, token_ids: Sequence[int]) -> DraftState:
+        """See `RememberingDraft`."""
+        state = DraftState()
+        if self.prefix_stats is not None:
+            size = self.blocks.block_size
+            digests = block_digests(state.digests, token_ids, size, len(token_ids) // size)
+            state.table = self.blocks.match(digests)
+            del state.digests[len(state.table) :]
+            state.length = len(state.table) * size
+            self.prefix_stats.count(len(token_ids), state.length)
+        return state
+
+    def remember(self, state: DraftState, token_ids: Sequence[int], num_settled: int) -> None:
+        """See `RememberingDraft`."""
+        size, known = self.blocks.block_size, len(state.digests)
+        full = min(num_settled, state.length) // size
+        if self.prefix_stats is not None and full > known:
+            digests = list(block_digests(state.digests, token_ids, size, full))
+            self.blocks.register(state.table[known:full], digests[known:])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ssd_runtime.speculation.model_draft import DraftModel, DraftState
+from ssd_runtime.speculation.model_draft import DraftModel, DraftState, RememberingDraft
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -42,25 +42,36 @@ class Trunk:
 
     def __init__(self, draft: DraftModel) -> None:
         self._draft = draft
+        self._memory = draft if isinstance(draft, RememberingDraft) else None
+        self._num_settled = 0
         self.path = Path(draft.new(), 0)
         self._branches: list[Path] = []
 
-    def align(self, token_ids: list[int]) -> list[int]:
+    def align(self, token_ids: list[int], num_settled: int = 0) -> list[int]:
         """Make the trunk a prefix of `token_ids`; what it has not read of them, at least the last one.
 
+        num_settled: how many of them are never taken back, so that the draft may remember them.
         Raises `OutOfBlocks` when cutting finds no block; the trunk has then forgotten everything.
         """
+        if not self.path.state.length and not self._branches:
+            self._begin(token_ids[:-1])
         known = common_prefix(self.path.read, token_ids)
         branch, reach = self._best_branch(token_ids, known)
         if branch is not None:
             self._adopt(branch)
         self.drop_branches()
         self._cut(min(max(reach, known), len(token_ids) - 1))
+        self._num_settled = num_settled
+        self._remember()
         return token_ids[self.path.state.length :]
 
     def fork(self, at: int) -> Path:
         """A branch that has read the first `at` tokens of the trunk. May raise `OutOfBlocks`."""
-        branch = Path(self._draft.fork(self.path.state, at), at)
+        return self.keep(self._draft.fork(self.path.state, at), at)
+
+    def keep(self, state: DraftState, at: int) -> Path:
+        """A branch that was made elsewhere: `state` has read the first `at` tokens of the trunk."""
+        branch = Path(state, at)
         self._branches.append(branch)
         return branch
 
@@ -73,8 +84,21 @@ class Trunk:
     def drop(self) -> None:
         """Give everything back; the next `align` starts from nothing."""
         self.drop_branches()
+        self._remember()
+        self._num_settled = 0
         self._draft.drop(self.path.state)
         self.path.read.clear()
+
+    def _begin(self, token_ids: list[int]) -> None:
+        """Start with what the draft has read already, for whomever."""
+        if self._memory is not None:
+            self._draft.drop(self.path.state)
+            self.path = Path(self._memory.recall(token_ids), 0)
+            self.path.read = token_ids[: self.path.state.length]
+
+    def _remember(self) -> None:
+        if self._memory is not None:
+            self._memory.remember(self.path.state, self.path.read, self._num_settled)
 
     def _best_branch(self, token_ids: list[int], known: int) -> tuple[Path | None, int]:
         """The branch that leads further along `token_ids` than the trunk does, and how far."""
