@@ -81,7 +81,7 @@ class RememberingDraft(DraftModel, Protocol):
         ...
 
     def remember(self, state: DraftState, token_ids: Sequence[int], num_settled: int) -> None:
-        """`state` has read a beginning of `token_ids`; the first `num_settled` of them are never taken back."""
+        """`state` has read a beginning of `token_ids`, whose first `num_settled` are never taken back."""
         ...
 
 

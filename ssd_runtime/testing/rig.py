@@ -26,6 +26,7 @@ from ssd_runtime.hooks.kinds import Order, Sampler
 from ssd_runtime.memory.blocks import BlockManager
 from ssd_runtime.memory.history import history_codecs
 from ssd_runtime.memory.preemption import Preemption
+from ssd_runtime.memory.prefix import PrefixStats
 from ssd_runtime.memory.swap import HostSwap, SwappingWorker
 from ssd_runtime.models.loading import LoadedModel
 from ssd_runtime.sampling import fanout
@@ -85,9 +86,9 @@ def draft_worker(
 
 
 def decoder_draft(model: LoadedModel, num_blocks: int = 512, block_size: int = 4) -> DecoderDraft:
-    """A toy model as a draft."""
-    kv = model.decoder.new_kv(num_blocks, block_size)
-    return DecoderDraft(model.decoder, kv, BlockManager(num_blocks, block_size), model.config.vocab_size)
+    """A toy model as a draft, with a prefix cache."""
+    kv, blocks = model.decoder.new_kv(num_blocks, block_size), BlockManager(num_blocks, block_size)
+    return DecoderDraft(model.decoder, kv, blocks, model.config.vocab_size, PrefixStats())
 
 
 @dataclass(frozen=True, kw_only=True)
