@@ -1,6 +1,6 @@
 """What a round costs beside its passes: Python on the engine's loop, and the hand-overs to the lanes.
 
-    python -m scripts.profile_rounds [--modes autoregressive,ssd] [--batches 1,16] [--profile]
+    python -m scripts.profile_rounds [--modes …] [--batches 1,16] [--set KEY=VALUE …] [--profile]
 
 One engine a row, in this process. *Python* is the CPU time of the loop's own thread from one round to the
 next; *there* is the time from a command's submission to its start on the target's lane, *back* from its end
@@ -29,7 +29,7 @@ from ssd_runtime.stats import RoundRecord
 from ssd_runtime.types import Request, SamplingParams
 
 PROMPT = "Write a story about a ship, a storm and an island, and tell it slowly."
-HEADER = ("mode", "batch", "round, ms", "Python, µs", "share", "there, µs", "back, µs")
+HEADER = ("mode", "batch", "round, ms", "pass, ms", "Python, µs", "share", "there, µs", "back, µs")
 
 
 @dataclass(slots=True)
@@ -90,19 +90,22 @@ class Rounds:
         return timed
 
 
-async def measured(mode: str, batch: int, tokens: int, profiler: cProfile.Profile | None) -> list[str]:
+async def measured(
+    mode: str, batch: int, options: argparse.Namespace, profiler: cProfile.Profile | None
+) -> list[str]:
     """One row of the table."""
-    overrides = [f"scheduler.policy={mode}", f"engine.max_batch_size={batch}"]
+    overrides = [*options.set, f"scheduler.policy={mode}", f"engine.max_batch_size={batch}"]
     recorder, rounds = Recorder(), Rounds(profiler)
     async with Engine(load_settings(None, overrides, {}), trace=recorder) as engine:
         core: Any = engine._running.core
         core._target = lane = Watched(core._target)
         core.run_round = rounds.watch(core.run_round)
-        await asyncio.gather(*(engine.complete(request) for request in requests(batch, tokens)))
+        await asyncio.gather(*(engine.complete(request) for request in requests(batch, options.max_tokens)))
     there = [record.started - at for record, at in zip(recorder.passes, lane.submitted, strict=True)]
     back = [at - record.finished for record, at in zip(recorder.passes, lane.resumed, strict=True)]
     python, whole = median(rounds.python), median(rounds.whole)
-    cells = (1e3 * whole, 1e6 * python, python / whole, 1e6 * median(there), 1e6 * median(back))
+    passes = median(record.finished - record.started for record in recorder.passes)
+    cells = (1e3 * whole, 1e3 * passes, 1e6 * python, python / whole, 1e6 * median(there), 1e6 * median(back))
     return [mode, str(batch), *map("{:.3g}".format, cells)]
 
 
@@ -124,6 +127,7 @@ def main() -> None:
     parser.add_argument("--modes", default="autoregressive,speculative,ssd")
     parser.add_argument("--batches", default="1,16")
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     profiler = cProfile.Profile() if options.profile else None
@@ -131,7 +135,7 @@ def main() -> None:
     told(["---"] * len(HEADER))
     for batch in map(int, options.batches.split(",")):
         for mode in options.modes.split(","):
-            told(asyncio.run(measured(mode, batch, options.max_tokens, profiler)))
+            told(asyncio.run(measured(mode, batch, options, profiler)))
     if profiler is not None:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
 
