@@ -3,77 +3,109 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ssd_runtime.faces import described
+from ssd_runtime.faces import described, speculation_fields
 from ssd_runtime.server.endpoints import Endpoint
-from ssd_runtime.types import Answer, Output, SamplingParams
+from ssd_runtime.types import Answer, Mode, Output, Request, SpeculationStats, Timing
 
 
-def whole(endpoint: Endpoint, answer: Answer, model: str, params: SamplingParams) -> dict[str, Any]:
-    """The body of an answer that is sent at once."""
-    choices = [
-        {
-            "index": index,
-            **endpoint.choice(each),
-            **_told(endpoint, each, params, 0),
-            **_seed_of(each, answer),
+class Wording:
+    """Words the answer to one request, at once or piece by piece.
+
+    most_drafts: the longest draft of a round, `engine.speculative_length`.
+    """
+
+    def __init__(self, endpoint: Endpoint, request: Request, model: str, most_drafts: int) -> None:
+        self._endpoint = endpoint
+        self._request = request
+        self._params = request.params
+        self._model = model
+        self._most_drafts = most_drafts
+        self._characters: dict[int, int] = {}
+        self._num_tokens = 0
+        self._ends: dict[int, Output] = {}
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        """The body of an answer that is sent at once."""
+        every = answer.every
+        choices = [
+            {
+                "index": index,
+                **self._endpoint.choice(each),
+                **self._told(each, 0),
+                **({"seed": each.seed} if answer.choices else {}),
+            }
+            for index, each in enumerate(every)
+        ]
+        stats = [each.speculation for each in every]
+        return {
+            **self._head(self._endpoint.name),
+            "choices": choices,
+            "usage": usage(len(answer.prompt_token_ids), sum(len(each.token_ids) for each in every), stats),
+            "metrics": self._metrics(stats),
+            **_statistics(answer.seed, answer.timing, answer.speculation),
         }
-        for index, each in enumerate(answer.every)
-    ]
-    return {
-        **_head(answer.request_id, endpoint.name, model),
-        "choices": choices,
-        "usage": usage(answer),
-        **statistics(answer),
-    }
+
+    def chunk(self, piece: Output) -> dict[str, Any]:
+        """The event that carries one piece."""
+        before = self._characters.get(piece.index)
+        self._characters[piece.index] = (before or 0) + len(piece.text)
+        self._num_tokens += len(piece.token_ids)
+        delta = self._endpoint.delta(piece.text, is_first=before is None)
+        choice = {"index": piece.index, **delta, **self._told(piece, before or 0)}
+        event = {**self._head(self._endpoint.chunk_name), "choices": [choice]}
+        if piece.finish_reason is not None and piece.timing is not None and piece.speculation is not None:
+            self._ends[piece.index] = piece
+            event |= _statistics(piece.seed, piece.timing, piece.speculation)
+        return event
+
+    def usage_chunk(self) -> dict[str, Any]:
+        """The event after the last piece, where `stream_options.include_usage` asks for it."""
+        stats = [end.speculation for end in self._ends.values() if end.speculation is not None]
+        num_prompt = max((len(end.prompt_token_ids) for end in self._ends.values()), default=0)
+        return {
+            **self._head(self._endpoint.chunk_name),
+            "choices": [],
+            "usage": usage(num_prompt, self._num_tokens, stats),
+            "metrics": self._metrics(stats),
+        }
+
+    def _head(self, name: str) -> dict[str, Any]:
+        return {"id": self._request.id, "object": name, "created": int(time.time()), "model": self._model}
+
+    def _told(self, part: Answer | Output, offset: int) -> dict[str, Any]:
+        """What is said of a choice beside its text: log probabilities, the reason it ended, the ids."""
+        entries, asked = part.logprobs, self._params.logprobs
+        apart: dict[str, Any] = {}
+        if part.prompt_logprobs and self._params.echo and asked is not None:
+            entries = (*part.prompt_logprobs, *entries)
+        elif part.prompt_logprobs:
+            apart["prompt_logprobs"] = list(map(described, part.prompt_logprobs))
+        logprobs = self._endpoint.logprobs(entries, offset) if asked is not None else None
+        return {
+            "logprobs": logprobs,
+            "finish_reason": part.finish_reason,
+            "token_ids": part.token_ids,
+            **apart,
+        }
+
+    def _metrics(self, stats: Sequence[SpeculationStats]) -> dict[str, Any]:
+        """vLLM's `metrics`; of several answers it says nothing."""
+        only = stats[0] if len(stats) == 1 else None
+        return {"speculative_decoding": speculative_decoding(only, self._most_drafts) if only else None}
 
 
-def chunk(
-    endpoint: Endpoint, piece: Output, model: str, params: SamplingParams, *, before: str | None
-) -> dict[str, Any]:
-    """The event that carries one piece. before: the text of the choice so far, None at its beginning."""
-    delta = endpoint.delta(piece.text, is_first=before is None)
-    told = _told(endpoint, piece, params, len(before or ""))
-    return {
-        **_head(piece.request_id, endpoint.chunk_name, model),
-        "choices": [{"index": piece.index, **delta, **told}],
-    }
-
-
-def _seed_of(choice: Answer, answer: Answer) -> dict[str, Any]:
-    """Each choice's own seed, where there are several."""
-    return {"seed": choice.seed} if answer.choices else {}
-
-
-def _told(endpoint: Endpoint, part: Answer | Output, params: SamplingParams, offset: int) -> dict[str, Any]:
-    """What is said of a choice beside its text: log probabilities, the reason it ended, the ids."""
-    entries = part.logprobs
-    apart: dict[str, Any] = {}
-    if part.prompt_logprobs and params.echo and params.logprobs is not None:
-        entries = (*part.prompt_logprobs, *entries)
-    elif part.prompt_logprobs:
-        apart["prompt_logprobs"] = list(map(described, part.prompt_logprobs))
-    logprobs = endpoint.logprobs(entries, offset) if params.logprobs is not None else None
-    return {"logprobs": logprobs, "finish_reason": part.finish_reason, "token_ids": part.token_ids, **apart}
-
-
-def usage_chunk(endpoint: Endpoint, answer: Answer, model: str) -> dict[str, Any]:
-    """The event after the last piece, where `stream_options.include_usage` asks for it."""
-    return {**_head(answer.request_id, endpoint.chunk_name, model), "choices": [], "usage": usage(answer)}
-
-
-def usage(answer: Answer) -> dict[str, Any]:
+def usage(num_prompt: int, num_completion: int, stats: Sequence[SpeculationStats]) -> dict[str, Any]:
     """Tokens, counted as OpenAI counts them; draft tokens are its predictions."""
-    every = answer.every
-    prompt, completion = len(answer.prompt_token_ids), sum(len(each.token_ids) for each in every)
-    accepted = sum(each.speculation.accepted_tokens for each in every)
-    drafted = sum(each.speculation.draft_tokens for each in every)
+    accepted = sum(each.accepted_tokens for each in stats)
+    drafted = sum(each.draft_tokens for each in stats)
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": num_prompt + num_completion,
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
@@ -81,20 +113,45 @@ def usage(answer: Answer) -> dict[str, Any]:
     }
 
 
-def statistics(answer: Answer) -> dict[str, Any]:
-    """What OpenAI does not have: the seed, the times, and what speculation did."""
+def speculative_decoding(stats: SpeculationStats, most_drafts: int) -> dict[str, Any] | None:
+    """vLLM's figures of one answer, over rounds that had a draft; None where nothing could be drafted."""
+    if stats.mode == Mode.AUTOREGRESSIVE:
+        return None
+    steps = sum(map(sum, stats.histograms.values()))
+    accepted, drafted = stats.accepted_tokens, stats.draft_tokens
     return {
-        "seed": answer.seed,
-        "timing": asdict(answer.timing),
-        "speculation": asdict(answer.speculation),
+        "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "acceptance_histogram": _joined(stats.histograms, most_drafts),
+        "acceptance_histogram_by_draft_length": {
+            str(length): list(counts) for length, counts in sorted(stats.histograms.items())
+        },
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": most_drafts,
     }
 
 
 def models(model: str, max_context: int | None) -> dict[str, Any]:
     """The list of the one model that is served."""
+    return {"object": "list", "data": [described_model(model, max_context)]}
+
+
+def described_model(model: str, max_context: int | None) -> dict[str, Any]:
+    """The served model."""
     entry = {"id": model, "object": "model", "created": 0, "owned_by": "ssd_runtime"}
-    return {"object": "list", "data": [entry | {"max_model_len": max_context}]}
+    return entry | {"max_model_len": max_context}
 
 
-def _head(request_id: str, name: str, model: str) -> dict[str, Any]:
-    return {"id": request_id, "object": name, "created": int(time.time()), "model": model}
+def _joined(histograms: Mapping[int, Sequence[int]], most_drafts: int) -> list[int]:
+    joined = [0] * (1 + max((most_drafts, *histograms)))
+    for counts in histograms.values():
+        for accepted, count in enumerate(counts):
+            joined[accepted] += count
+    return joined
+
+
+def _statistics(seed: int | None, timing: Timing, speculation: SpeculationStats) -> dict[str, Any]:
+    """What OpenAI does not have: the seed, the times, and what speculation did."""
+    return {"seed": seed, "timing": asdict(timing), "speculation": speculation_fields(speculation)}

@@ -1,4 +1,4 @@
-"""The API key: where it comes from, and who must show it."""
+"""The API key: where it comes from, and who must show it. What changes the daemon is never without one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from ssd_runtime.settings.schema import ServerSettings
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 """What may be asked without a key: nothing that a user wrote is in it."""
+ADMIN_PATHS = "/admin"
+"""What begins like this exists only where a key is configured."""
 
 
 def configured_key(settings: ServerSettings) -> str | None:
@@ -33,27 +35,37 @@ def configured_key(settings: ServerSettings) -> str | None:
     return key
 
 
-class KeyCheck:
-    """Middleware that answers 401 to requests without the key."""
+_NO_KEY = RefusedError(
+    401, "invalid_api_key", "the API key is missing or wrong; send `Authorization: Bearer KEY`"
+)
+_NO_ADMIN = RefusedError(
+    403, "no_api_key", f"{ADMIN_PATHS} is closed while there is no key; set server.api_key_file"
+)
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+
+class KeyCheck:
+    """Middleware that answers 401 to requests without the key, and 403 to admin's where there is none."""
+
+    def __init__(self, app: ASGIApp, key: str | None) -> None:
         self._app = app
-        self._digest = _digest(key)
+        self._digest = None if key is None else _digest(key)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._may(scope):
-            refusal = RefusedError(
-                401, "invalid_api_key", "the API key is missing or wrong; send `Authorization: Bearer KEY`"
-            )
-            await error_response(refusal)(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        await (self._app if refusal is None else error_response(refusal))(scope, receive, send)
 
-    def _may(self, scope: Scope) -> bool:
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        is_right = hmac.compare_digest(_digest(key.strip()), self._digest)
-        return scheme.lower() == "bearer" and is_right
+    def _refusal(self, scope: Scope) -> RefusedError | None:
+        path: str = scope["path"]
+        if self._digest is None:
+            return _NO_ADMIN if path.startswith(ADMIN_PATHS) else None
+        return None if path in OPEN_PATHS or _has_key(scope, self._digest) else _NO_KEY
+
+
+def _has_key(scope: Scope, digest: bytes) -> bool:
+    scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+    is_right = hmac.compare_digest(_digest(key.strip()), digest)
+    return scheme.lower() == "bearer" and is_right
 
 
 def _digest(key: str) -> bytes:

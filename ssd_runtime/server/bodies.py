@@ -15,6 +15,8 @@ from ssd_runtime.settings.json_object import json_object
 Parsed = TypeVar("Parsed")
 QUICK_BYTES = 16384
 """Bodies up to this size are parsed on the loop, larger ones on a worker thread."""
+SECONDS = 60.0
+"""How long a client may take to send a body."""
 DISCARDED_BODIES = 16
 """How many times the largest body is read and thrown away, so that its sender hears the refusal."""
 
@@ -29,7 +31,13 @@ async def parsed_body(request: Request, largest: int, parse: Callable[[dict[str,
             f"Content-Type: got {content_type[:60] or 'nothing'}, expected application/json",
             "Content-Type",
         )
-    body = await _read(request, largest)
+    try:
+        async with asyncio.timeout(SECONDS):
+            body = await _read(request, largest)
+    except TimeoutError:
+        raise RefusedError(
+            408, "request_timeout", f"the body took longer than {SECONDS:g} s", "body"
+        ) from None
     if len(body) <= QUICK_BYTES:
         return _parse(body, parse)
     return await asyncio.to_thread(_parse, body, parse)

@@ -25,8 +25,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
 }
 """Fields that have only these values here: with them the answer is what it is without the field."""
 LABELS: Mapping[str, type] = {
@@ -36,7 +34,7 @@ LABELS: Mapping[str, type] = {
     "user": str,
 }
 """Fields that never change an answer, and their types."""
-_OPTIONS = ("include_usage", "include_obfuscation")
+STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +48,8 @@ class Call:
 
 def parse(endpoint: Endpoint, data: Mapping[str, Any], model: str, defaults: SamplingParams) -> Call:
     """What `data` asks of `endpoint`; raises `RequestError`, with the status 404 for another model."""
-    body = _without_neutral(data)
-    _check_model(body.pop("model", None), model)
+    body = _without_neutral(data, {**NEUTRAL, **endpoint.neutral})
+    check_model(body.pop("model", None), model)
     stream = _flag(body.pop("stream", None), "stream")
     options = _stream_options(body.pop("stream_options", None), stream)
     try:
@@ -65,23 +63,24 @@ def parse(endpoint: Endpoint, data: Mapping[str, Any], model: str, defaults: Sam
     return Call(request, stream, options)
 
 
-def _without_neutral(data: Mapping[str, Any]) -> dict[str, Any]:
+def _without_neutral(data: Mapping[str, Any], known: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     for name, value in data.items():
         if value is None:
             continue
-        if name in NEUTRAL and not any(_same(value, neutral) for neutral in NEUTRAL[name]):
-            wanted = " or ".join(map(repr, NEUTRAL[name]))
+        if name in known and not any(_same(value, neutral) for neutral in known[name]):
+            wanted = " or ".join(map(repr, known[name]))
             raise RequestError(f"{name}: got {str(value)[:60]}, supported is {wanted} or left out", name)
         if name in LABELS and not isinstance(value, LABELS[name]):
             raise RequestError(f"{name}: got {type(value).__name__}, expected {LABELS[name].__name__}", name)
-    return {name: data[name] for name in data if name not in NEUTRAL and name not in LABELS}
+    return {name: data[name] for name in data if name not in known and name not in LABELS}
 
 
 def _same(value: object, neutral: object) -> bool:
     return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 
-def _check_model(asked: object, served: str) -> None:
+def check_model(asked: object, served: str) -> None:
+    """Raise `RequestError` where another model is asked for, with the status 404."""
     if asked is not None and not isinstance(asked, str):
         raise RequestError(f"model: got {str(asked)[:60]}, expected the name of a model", "model")
     if asked is not None and asked != served:
@@ -104,9 +103,9 @@ def _stream_options(options: object, stream: bool) -> bool:
             "stream_options: expected a mapping, and only beside stream: true", "stream_options"
         )
     for name in options:
-        if name not in _OPTIONS:
+        if name not in STREAM_OPTIONS:
             param = f"stream_options.{name}"
-            raise RequestError(f"{param}: unknown field; allowed: {', '.join(_OPTIONS)}", param)
+            raise RequestError(f"{param}: unknown field; allowed: {', '.join(STREAM_OPTIONS)}", param)
     _flag(options.get("include_obfuscation"), "stream_options.include_obfuscation")
     return _flag(options.get("include_usage"), "stream_options.include_usage")
 

@@ -21,6 +21,7 @@ import uvicorn
 
 from ssd_runtime.errors import ConfigError
 from ssd_runtime.server.app import create_app
+from ssd_runtime.server.connections import Connection
 from ssd_runtime.server.service import Service
 from ssd_runtime.settings.schema import ServerSettings
 
@@ -100,6 +101,7 @@ class Server(uvicorn.Server):
                 create_app(service, key),
                 headers=list(headers),
                 lifespan="off",
+                http=Connection,
                 log_config=None,
                 access_log=False,
                 server_header=False,

@@ -8,17 +8,23 @@ from typing import Any, Protocol
 
 from ssd_runtime.errors import RequestError
 from ssd_runtime.faces import described, finite
+from ssd_runtime.server.turns import plain_turns
 from ssd_runtime.types import Answer, TokenLogprob
 
 _ELSEWHERE = ("id", "raw", "prompt_token_ids")
 
 
 class Endpoint(Protocol):
-    """What one endpoint adds to the common fields. `id_prefix`, `name`, `chunk_name`: as OpenAI has them."""
+    """What one endpoint adds to the common fields. `id_prefix`, `name`, `chunk_name`: as OpenAI has them.
+
+    elsewhere: fields of `RequestBody` that are none here. neutral: fields that have only these values here.
+    """
 
     id_prefix: str
     name: str
     chunk_name: str
+    elsewhere: tuple[str, ...]
+    neutral: Mapping[str, tuple[Any, ...]]
 
     def fields(self, body: dict[str, Any]) -> dict[str, Any]:
         """The fields of `parse_request` that `body` means; raises `RequestError`."""
@@ -42,10 +48,12 @@ class Completions:
 
     id_prefix = "cmpl"
     name = chunk_name = "text_completion"
+    elsewhere: tuple[str, ...] = (*_ELSEWHERE, "messages")
+    neutral: Mapping[str, tuple[Any, ...]] = {"tools": ([],), "tool_choice": ("none", "auto")}
 
     def fields(self, body: dict[str, Any]) -> dict[str, Any]:
         """See `Endpoint`."""
-        _refuse(body, (*_ELSEWHERE, "messages"))
+        _refuse(body, self.elsewhere)
         prompt = body.pop("prompt", None)
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
             if len(prompt) > 1:
@@ -92,14 +100,15 @@ class Chat:
     id_prefix = "chatcmpl"
     name = "chat.completion"
     chunk_name = "chat.completion.chunk"
+    elsewhere: tuple[str, ...] = (*_ELSEWHERE, "prompt", "suffix")
+    neutral: Mapping[str, tuple[Any, ...]] = {}
 
     def fields(self, body: dict[str, Any]) -> dict[str, Any]:
         """See `Endpoint`."""
-        _refuse(body, (*_ELSEWHERE, "prompt", "suffix"))
+        _refuse(body, self.elsewhere)
         if body.get("messages") is None:
             raise RequestError("messages: got nothing, expected a list of {role, content}", "messages")
-        turns = body["messages"]
-        return body | {"messages": [_turn(turn) for turn in turns] if _is_list(turns) else turns}
+        return plain_turns(body)
 
     def logprobs(self, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
         """See `Endpoint`."""
@@ -119,22 +128,3 @@ def _refuse(body: Mapping[str, Any], names: tuple[str, ...]) -> None:
     for name in names:
         if name in body:
             raise RequestError(f"{name}: unknown field; not a field of this endpoint", name)
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list)
-
-
-def _turn(turn: object) -> object:
-    """A message without its empty fields, and with its text parts joined."""
-    if not isinstance(turn, dict):
-        return turn
-    kept = {name: value for name, value in turn.items() if value is not None or name == "content"}
-    parts = kept.get("content")
-    if isinstance(parts, list) and parts and all(map(_is_text, parts)):
-        kept["content"] = "".join(part["text"] for part in parts)
-    return kept
-
-
-def _is_text(part: object) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)

@@ -33,6 +33,10 @@ class ClientGoneError(Exception):
     """The client closed its connection; nobody is there to be told anything."""
 
 
+class SlowClientError(Exception):
+    """The client does not take what is sent to it; its connection is broken off."""
+
+
 _STATUS = (
     (RequestError, 400),
     (QueueFullError, 429),

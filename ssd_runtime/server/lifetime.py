@@ -33,8 +33,8 @@ class Reason:
 @asynccontextmanager
 async def ending_early(
     receive: Receive, stop: asyncio.Future[None], seconds: float | None
-) -> AsyncIterator[None]:
-    """Cancel the body when the client goes, `stop` is set, or `seconds` have passed.
+) -> AsyncIterator[Reason]:
+    """Cancel the body when the client goes, `stop` is set, or `seconds` have passed; or for another reason.
 
     Raises `ClientGoneError`, `EngineClosedError` or `DeadlineError` in its place. The request's body
     must have been received.
@@ -53,7 +53,7 @@ async def ending_early(
 
     stop.add_done_callback(stopped)
     try:
-        yield
+        yield reason
     except asyncio.CancelledError:
         if reason.is_why() and reason.error is not None:
             raise reason.error from None

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 from starlette.types import Receive
 
 from ssd_runtime.clock import Clock, monotonic
-from ssd_runtime.errors import EngineClosedError, RequestError
+from ssd_runtime.errors import EngineClosedError, QueueFullError, RequestError
 from ssd_runtime.faces import AnsweringEngine
-from ssd_runtime.server.lifetime import ending_early
+from ssd_runtime.server.lifetime import Reason, ending_early
 from ssd_runtime.settings.request import default_params
 from ssd_runtime.settings.schema import Settings
 from ssd_runtime.telemetry.metrics import Metrics
@@ -29,6 +29,9 @@ from ssd_runtime.types import (
     StructuredOutput,
     StructureKind,
 )
+
+if TYPE_CHECKING:
+    from ssd_runtime.models.tokenizer import Tokenizer  # loads torch, which the door must not
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +46,8 @@ class ServedEngine(AnsweringEngine, Protocol):
 
     @property
     def is_alive(self) -> bool: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
     def snapshot(self) -> EngineSnapshot: ...
 
 
@@ -65,6 +70,7 @@ class Service:
         self.tell: Callable[[str], None] = lambda progress: None
         self.metrics = Metrics(self.model, self.snapshot)
         self.active = 0
+        self._asking = 0
         self._engine: ServedEngine | None = None
         self._clock = clock
         self._stop: asyncio.Future[None] | None = None
@@ -80,6 +86,13 @@ class Service:
     def max_context(self) -> int | None:
         """Tokens of one request, prompt and completion; None while loading."""
         return None if self._engine is None else self._engine.max_context
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The served model's; raises `EngineClosedError` where there is none yet."""
+        self.check_admits()
+        assert self._engine is not None
+        return self._engine.tokenizer
 
     def snapshot(self) -> EngineSnapshot:
         """The engine's, or an empty one where there is none."""
@@ -129,16 +142,31 @@ class Service:
         """The sampling of requests that do not say."""
         return default_params(self.settings.engine)
 
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """While somebody asks: raises `EngineClosedError`, or `QueueFullError` where too many do."""
+        self.check_admits()
+        most = self.settings.scheduler.max_queue + self.settings.engine.max_batch_size
+        if self._asking >= most:
+            raise QueueFullError(
+                f"{most} requests are served already (scheduler.max_queue and engine.max_batch_size)"
+            )
+        self._asking += 1
+        try:
+            yield
+        finally:
+            self._asking -= 1
+
     @asynccontextmanager
-    async def serving(self, receive: Receive) -> AsyncIterator[None]:
+    async def serving(self, receive: Receive) -> AsyncIterator[Reason]:
         """While a request is served: it is counted, watched, and ended early where it must be."""
         self.check_admits()
         assert self._stop is not None
         self.active += 1
         self._idle.clear()
         try:
-            async with ending_early(receive, self._stop, self.settings.server.request_timeout):
-                yield
+            async with ending_early(receive, self._stop, self.settings.server.request_timeout) as reason:
+                yield reason
         finally:
             self.active -= 1
             if not self.active:

@@ -39,6 +39,7 @@ NOT_OFFERED: Mapping[str, str] = {
     "lora": _NO_ADAPTERS,
     "lora_request": _NO_ADAPTERS,
 }
+_REFUSED = dict.fromkeys(NOT_BUILT, "not supported yet; leave it out") | dict(NOT_OFFERED)
 AnyPart = TypeVar("AnyPart", bound=Part)
 _INPUTS = ("prompt", "messages", "prompt_token_ids")
 
@@ -47,7 +48,9 @@ def _as_mode(value: object) -> object:
     return Mode(value) if isinstance(value, str) and value in tuple(Mode) else value
 
 
-class _Speculation(Part):
+class SpeculationChoice(Part):
+    """How one request is speculated for."""
+
     enabled: bool | None = Field(None, description="true or false")
     mode: Annotated[Mode | None, BeforeValidator(_as_mode)] = Field(
         None, description=f"one of {', '.join(Mode)}"
@@ -55,14 +58,18 @@ class _Speculation(Part):
     length: int | None = Field(None, ge=0, le=64, description="an integer from 0 to 64")
 
 
-class _TextPart(Part):
+class TextPart(Part):
+    """A piece of a text."""
+
     type: Literal["text"]
     text: Word
 
 
-class _Prediction(Part):
+class Prediction(Part):
+    """What the answer is expected to be."""
+
     type: Literal["content"] = Field(description="'content'")
-    content: Word | list[_TextPart] = Field(description="a text, or a list of {'type': 'text', 'text'}")
+    content: Word | list[TextPart] = Field(description="a text, or a list of {'type': 'text', 'text'}")
 
     @property
     def text(self) -> str:
@@ -71,7 +78,9 @@ class _Prediction(Part):
         return str(self.content) if whole else "".join(part.text for part in self.content)  # type: ignore[union-attr]
 
 
-class _Body(Sampling):
+class RequestBody(Sampling):
+    """Every field of a request."""
+
     id: Word | Integer64 | None = Field(None, description="a text or an integer")
     prompt: Text | None = Field(
         None, min_length=1, description="a text that is not empty, without NUL characters"
@@ -92,10 +101,10 @@ class _Body(Sampling):
     )
     raw: bool | None = Field(None, description="true or false")
     suffix: Text | None = Field(None, description="a text without NUL characters")
-    prediction: _Prediction | None = Field(
+    prediction: Prediction | None = Field(
         None, description="a mapping {'type': 'content', 'content': the text that is expected}"
     )
-    speculation: _Speculation | None = Field(None, description="a mapping {enabled, mode, length}")
+    speculation: SpeculationChoice | None = Field(None, description="a mapping {enabled, mode, length}")
     priority: Integer64 | None = Field(None, description="an integer; lower is served earlier")
 
     def checked(self) -> Self:
@@ -124,7 +133,7 @@ def default_params(engine: EngineSettings) -> SamplingParams:
 
 def parse_params(data: Mapping[str, Any], defaults: SamplingParams) -> SamplingParams:
     """Sampling parameters alone, over `defaults`; raises `RequestError`."""
-    return _validated(Sampling, data).applied_to(defaults)
+    return validated(Sampling, data).applied_to(defaults)
 
 
 def parse_request(
@@ -135,7 +144,7 @@ def parse_request(
     index: its place in the input, from 0; the id where `data` has none. seed: where `data` has no
     seed of its own, the request's is `derive_seed(seed, index)`.
     """
-    body = _validated(_Body, data).checked()
+    body = validated(RequestBody, data).checked()
     if seed is not None:
         defaults = replace(defaults, seed=derive_seed(seed, index))
     return Request(
@@ -159,7 +168,7 @@ def readable_id(data: Mapping[str, Any], index: int) -> str | int | None:
     if value is None:
         return str(index)
     try:
-        return _validated(_Body, {"id": value}).id
+        return validated(RequestBody, {"id": value}).id
     except RequestError:
         return None
 
@@ -175,13 +184,14 @@ def derive_seed(seed: int, index: int) -> int:
     return state ^ (state >> 31)
 
 
-def _speculation(asked: _Speculation | None) -> SpeculationParams:
+def _speculation(asked: SpeculationChoice | None) -> SpeculationParams:
     if asked is None:
         return SpeculationParams()
     return SpeculationParams(enabled=asked.enabled is not False, mode=asked.mode, length=asked.length)
 
 
-def _validated(model: type[AnyPart], data: Mapping[str, Any]) -> AnyPart:
+def validated(model: type[AnyPart], data: Mapping[str, Any]) -> AnyPart:
+    """`data` as `model`; raises `RequestError` with the path to what is wrong."""
     for name, value in data.items():
         _check_known(model, name, value)
     try:
@@ -191,7 +201,7 @@ def _validated(model: type[AnyPart], data: Mapping[str, Any]) -> AnyPart:
 
 
 def _check_known(model: type[Part], name: object, value: object) -> None:
-    refused = dict.fromkeys(NOT_BUILT, "not supported yet; leave it out") | dict(NOT_OFFERED)
+    refused = _REFUSED if issubclass(model, Sampling) else {}
     if name in model.model_fields or (name in refused and value is None):
         return
     reason = refused.get(str(name)) or _unknown(model, str(name))

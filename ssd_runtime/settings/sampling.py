@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from ssd_runtime.errors import RequestError
-from ssd_runtime.settings.structured import FORMATS, of_guided, of_response_format, of_structured_outputs
+from ssd_runtime.settings.structured import (
+    FORMATS,
+    FORMATS_SCHEMA,
+    OUTPUTS_SCHEMA,
+    of_guided,
+    of_response_format,
+    of_structured_outputs,
+)
 from ssd_runtime.types import SamplingParams, StructuredOutput, WarperChoice
 
 SEED_RANGE = 2**64
@@ -28,12 +35,6 @@ def _is_unicode(text: str) -> str:
     return text
 
 
-def _has_no_nul(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("NUL")
-    return text
-
-
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -43,12 +44,13 @@ def _token_keys(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
     return {
-        int(key) if isinstance(key, str) and key.isdecimal() else key: bias for key, bias in value.items()
+        int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() else key: bias
+        for key, bias in value.items()
     }
 
 
 Word = Annotated[str, AfterValidator(_is_unicode)]
-Text = Annotated[Word, AfterValidator(_has_no_nul)]
+Text = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_is_unicode)]
 Integer64 = Annotated[int, Field(ge=-(2**63), lt=SEED_RANGE)]
 Words = Annotated[list[Annotated[Word, Field(min_length=1)]], Field(max_length=MAX_BAD_WORDS)]
 Stop = Annotated[Word, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
@@ -57,7 +59,7 @@ Alternatives = Annotated[int, Field(ge=0, le=MAX_TOP)]
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[
     dict[TokenId, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]],
-    Field(max_length=MAX_BIASES),
+    Field(max_length=MAX_BIASES, json_schema_extra={"propertyNames": {"pattern": "^[0-9]+$"}}),
     BeforeValidator(_token_keys),
 ]
 STRUCTURES = (
@@ -105,9 +107,12 @@ class Sampling(Part):
     min_tokens: int | None = Field(None, ge=0, description="an integer, at least 0")
     max_tokens: int | None = Field(None, ge=0, description=f"an integer, {_AT_LEAST_ONE}")
     max_completion_tokens: int | None = Field(None, ge=1, description="an integer, at least 1")
-    stop: Annotated[Stops | None, BeforeValidator(_as_list)] = Field(
-        None,
-        description=f"a text or a list of at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARACTERS} characters",
+    stop: Annotated[Stops | None, BeforeValidator(_as_list, json_schema_input_type=Stop | Stops | None)] = (
+        Field(
+            None,
+            description=f"a text or a list of at most {MAX_STOPS} texts "
+            f"of 1 to {MAX_STOP_CHARACTERS} characters",
+        )
     )
     stop_token_ids: list[TokenId] | None = Field(None, description=f"a list of {_TOKENS}")
     ignore_eos: bool | None = Field(None, description="true or false")
@@ -123,8 +128,10 @@ class Sampling(Part):
     warpers: list[str | dict[str, Any]] | None = Field(
         None, description="a list of names, or of mappings with a name and options"
     )
-    response_format: dict[str, Any] | None = Field(None, description=FORMATS)
-    structured_outputs: dict[str, Any] | None = Field(
+    response_format: Annotated[dict[str, Any], WithJsonSchema(FORMATS_SCHEMA)] | None = Field(
+        None, description=FORMATS
+    )
+    structured_outputs: Annotated[dict[str, Any], WithJsonSchema(OUTPUTS_SCHEMA)] | None = Field(
         None, description="a mapping with one of json, json_object, regex, choice and grammar"
     )
     guided_json: dict[str, Any] | str | None = Field(None, description="a JSON schema")

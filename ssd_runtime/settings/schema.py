@@ -24,6 +24,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from ssd_runtime.types import Mode
 
+Bool = Annotated[bool, Strict()]
 Int = Annotated[int, Strict()]
 Float = Annotated[float, Strict()]
 Name = Annotated[str, Field(min_length=1)]
@@ -134,6 +135,10 @@ class EngineSettings(_Section):
         description="Of which distribution log probabilities are: raw, the model's own; processed, what is "
         "drawn from, after penalties, bans, temperature and truncation.",
     )
+    enable_prefix_caching: Bool = Field(
+        True,
+        description="Whether the KV of a prompt's beginning is kept and shared by requests that begin alike.",
+    )
     block_size: Int = Field(16, ge=1, le=1024, description="Tokens in one block of the target's KV cache.")
     kv_cache_tokens: Int | None = Field(
         None,
@@ -190,6 +195,22 @@ class ServerSettings(_Section):
     )
     max_body_bytes: Int = Field(
         1048576, ge=1024, description="Largest body of a request; larger ones are refused."
+    )
+    stream_buffer_bytes: Int = Field(
+        4194304,
+        ge=65536,
+        description="Most of a streamed answer that waits for its client; one that falls further behind is "
+        "disconnected.",
+    )
+    send_timeout: Float = Field(
+        60.0,
+        gt=0,
+        description="Seconds after which a client that takes nothing of its answer is disconnected.",
+    )
+    otlp_endpoint: Name | None = Field(
+        None,
+        description="Base address of an OTLP/HTTP receiver of traces, such as http://127.0.0.1:4318; needs "
+        "the extra `otel`. Left out: no traces.",
     )
 
 

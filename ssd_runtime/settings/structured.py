@@ -10,6 +10,44 @@ from ssd_runtime.errors import RequestError
 from ssd_runtime.types import StructuredOutput, StructureKind
 
 FORMATS = "{'type': 'text'}, {'type': 'json_object'} or {'type': 'json_schema', 'json_schema': {'schema': …}}"
+FORMATS_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {"type": {"enum": ["text", "json_object"]}},
+            "required": ["type"],
+            "additionalProperties": False,
+        },
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "json_schema"},
+                "json_schema": {
+                    "type": "object",
+                    "properties": {"name": {}, "description": {}, "strict": {}, "schema": {"type": "object"}},
+                    "required": ["schema"],
+                    "additionalProperties": False,
+                },
+            },
+            "required": ["type", "json_schema"],
+            "additionalProperties": False,
+        },
+    ]
+}
+"""`FORMATS` as JSON schema."""
+_TEXT = {"type": "string", "minLength": 1}
+OUTPUTS_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "json": {"type": ["object", "string", "null"]},
+        "json_object": {"enum": [True, None]},
+        "regex": {"anyOf": [_TEXT, {"type": "null"}]},
+        "choice": {"anyOf": [{"type": "array", "items": _TEXT, "minItems": 1}, {"type": "null"}]},
+        "grammar": {"anyOf": [_TEXT, {"type": "null"}]},
+    },
+    "additionalProperties": False,
+}
+"""What `of_structured_outputs` takes, but for there being one of the fields."""
 _FIELDS = ("json", "json_object", "regex", "choice", "grammar")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message
 
 from ssd_runtime.server.app import create_app
+from ssd_runtime.server.connections import BREAK_OFF
 from ssd_runtime.server.service import ServedEngine, Service
 
 JSON = {"content-type": "application/json"}
@@ -20,7 +21,8 @@ class Exchange:
     """A request to `app`, and what comes back. Must be made inside the loop that serves it.
 
     The client can go away at any time with `disconnect`, and the response can be looked at while it
-    is being sent. `status` is 0 before the response has begun.
+    is being sent. `status` is 0 before the response has begun. reads: while it is not set, the client takes
+    nothing after the response's beginning. `broken_off`: whether the daemon closed the connection.
     """
 
     def __init__(
@@ -30,8 +32,11 @@ class Exchange:
         path: str,
         body: bytes | Mapping[str, Any] = b"",
         headers: Mapping[str, str] = JSON,
+        reads: asyncio.Event | None = None,
     ) -> None:
         self.status = 0
+        self.broken_off = False
+        self._reads = reads
         self.headers: dict[str, str] = {}
         self.body = b""
         self._news = asyncio.Condition()
@@ -50,6 +55,7 @@ class Exchange:
             "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),
+            "state": {BREAK_OFF: self._break_off},
         }
         self._task = asyncio.ensure_future(app(scope, self._receive, self._send))
 
@@ -88,7 +94,13 @@ class Exchange:
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
+    def _break_off(self) -> None:
+        self.broken_off = True
+        self.disconnect()
+
     async def _send(self, message: Message) -> None:
+        if self._reads is not None and message["type"] == "http.response.body":
+            await self._reads.wait()
         async with self._news:
             if message["type"] == "http.response.start":
                 self.status = message["status"]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from ssd_runtime.errors import EngineClosedError
 from ssd_runtime.faces import answer_of
@@ -21,6 +21,9 @@ from ssd_runtime.types import (
     SpeculationStats,
     Timing,
 )
+
+if TYPE_CHECKING:
+    from ssd_runtime.models.tokenizer import Tokenizer
 
 Step = str | Exception | asyncio.Event
 Script = Callable[[Request], Iterable[Step]]
@@ -69,6 +72,13 @@ class FakeEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.is_open = False
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """A token per character."""
+        from ssd_runtime.testing.toy import ToyTokenizer  # loads torch, which most tests do without
+
+        return ToyTokenizer(96)
 
     def snapshot(self) -> EngineSnapshot:
         """As many run as are being answered."""

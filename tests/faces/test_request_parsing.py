@@ -14,7 +14,7 @@ from ssd_runtime.errors import RequestError
 from ssd_runtime.settings.request import (
     NOT_BUILT,
     NOT_OFFERED,
-    _Body,
+    RequestBody,
     default_params,
     derive_seed,
     parse_params,
@@ -231,7 +231,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-fields = st.sampled_from([*_Body.model_fields, "n", "logprobs", "role", "content"])
+fields = st.sampled_from([*RequestBody.model_fields, "n", "logprobs", "role", "content"])
 
 
 @given(st.dictionaries(fields | st.text(), json_values, max_size=5))

@@ -81,7 +81,36 @@ WRONG_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [USER], "prompt": "a"}, "prompt"),
     (CHAT, {"messages": [USER], "max_completion_tokens": 0}, "max_completion_tokens"),
     (CHAT, {"messages": [USER], "max_completion_tokens": 1, "max_tokens": 2}, "max_completion_tokens"),
-    (CHAT, {"messages": [USER], "tools": [{"type": "function"}]}, "tools"),
+    (CHAT, {"messages": [USER], "tools": [{"type": "function"}]}, "tools.0.function"),
+    (
+        CHAT,
+        {"messages": [USER], "tools": [{"type": "function", "function": {"name": "a b"}}]},
+        "tools.0.function.name",
+    ),
+    (CHAT, {"messages": [USER], "tools": [{"type": "retrieval"}]}, "tools.0.type"),
+    (CHAT, {"messages": [USER], "tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"messages": [USER], "tool_choice": {"type": "function"}}, "tool_choice"),
+    (CHAT, {"messages": [{"role": "assistant", "content": None}]}, "messages.0.content"),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}]},
+        "messages.0.tool_calls.0.function.arguments",
+    ),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}]},
+        "messages.0.tool_calls.0.function.arguments",
+    ),
+    (COMPLETIONS, {"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    (COMPLETIONS, {"prompt": "a", "logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias"),
+    (COMPLETIONS, {"prompt": "a", "bad_words": ["x"] * 1025}, "bad_words"),
+    (COMPLETIONS, {"prompt": "a", "stop": ["x" * 1025]}, "stop.0"),
+    (COMPLETIONS, {"prompt": "a", "guided_regex": "x" * 65537}, "guided_regex"),
+    (
+        COMPLETIONS,
+        {"prompt": "a", "structured_outputs": {"grammar": "x" * 65537}},
+        "structured_outputs.grammar",
+    ),
     (CHAT, {"messages": [USER], "response_format": {"type": "json"}}, "response_format"),
 ]
 WRONG_BODIES = {
