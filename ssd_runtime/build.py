@@ -27,6 +27,7 @@ from ssd_runtime.hooks.registry import Registries
 from ssd_runtime.inventory import KV_DTYPES, check_parts, log_kernels, places
 from ssd_runtime.memory.blocks import BlockManager
 from ssd_runtime.memory.preemption import make_preemption
+from ssd_runtime.memory.prefix import PrefixStats
 from ssd_runtime.memory.swap import SwappingWorker
 from ssd_runtime.parts import Parts
 from ssd_runtime.roles import Role, roles
@@ -154,6 +155,7 @@ class _Builder:
             proposers=self._proposers,
             trace=self._trace,
             model_name=model.name,
+            draft_prefix_stats=draft.prefix_stats if draft else PrefixStats(),
         )
 
     def _model(self, name: str, quantization: str, transfer: Transfer) -> LoadedModel:
@@ -189,6 +191,7 @@ class _Builder:
                 order=self._order,
                 on_preempt=speculator.forget,
                 preemption=make_preemption(self._settings, target.submit, kv),
+                enable_prefix_caching=engine.enable_prefix_caching,
             ),
             new_blocks=new_blocks,
             speculator=speculator,

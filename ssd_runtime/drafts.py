@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from ssd_runtime.device.lane import Worker
 from ssd_runtime.errors import ModelError
 from ssd_runtime.hooks.registry import Registries
 from ssd_runtime.memory.blocks import BlockManager
+from ssd_runtime.memory.prefix import PrefixStats
 from ssd_runtime.settings.schema import Settings
 from ssd_runtime.speculation.drafting import DraftWorker
 from ssd_runtime.speculation.model_draft import DecoderDraft, DraftModel
@@ -34,6 +35,7 @@ class Draft:
     """A draft ready for its lane. max_context: tokens beyond which it does not propose.
 
     new_worker: another worker with nothing read, from what is loaded already; for a fresh lane.
+    prefix_stats: what its prefix cache found, over all workers.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Draft:
     new_worker: Callable[[], Worker]
     max_context: int
     weight_bytes: int = 0
+    prefix_stats: PrefixStats = field(default_factory=PrefixStats)
 
 
 def make_draft(
@@ -59,7 +62,7 @@ def make_draft(
     from ssd_runtime.models.loading import place_model
 
     engine = settings.engine
-    name = engine.draft_model
+    name, prefix_stats = engine.draft_model, PrefixStats()
     if name == NO_DRAFT:
         return None
     if name in registries.proposers.names():
@@ -76,7 +79,8 @@ def make_draft(
         loaded = load(engine.model if name == SELF else name, engine.draft_quantization)
         if name != SELF:
             check_vocabularies(target, loaded)
-        new_model = partial(decoder_draft, loaded, settings, target.config.vocab_size)
+        kept = prefix_stats if engine.enable_prefix_caching else None
+        new_model = partial(decoder_draft, loaded, settings, target.config.vocab_size, kept)
 
     def working(model: DraftModel) -> Worker:
         policy = registries.cache_policies.get(engine.cache_policy.name)(**engine.cache_policy.options)
@@ -90,11 +94,22 @@ def make_draft(
         )
 
     model = new_model()
-    return Draft(name, working(model), lambda: working(new_model()), model.max_context, model.weight_bytes)
+    return Draft(
+        name,
+        working(model),
+        lambda: working(new_model()),
+        model.max_context,
+        model.weight_bytes,
+        prefix_stats,
+    )
 
 
-def decoder_draft(loaded: LoadedModel, settings: Settings, vocab_size: int) -> DecoderDraft:
+def decoder_draft(
+    loaded: LoadedModel, settings: Settings, vocab_size: int, prefix_stats: PrefixStats | None
+) -> DecoderDraft:
     """A loaded model as a draft, with KV for every running row's trunk and branches.
+
+    So whoever the target has admitted has room in the draft too: what the prefix cache keeps is no obstacle.
 
     On the native path in half precision, which is half the memory; as many drafts are accepted (of those
     of SmolLM2-135M with its own blocks 0.912, with float32 0.911).
@@ -109,7 +124,8 @@ def decoder_draft(loaded: LoadedModel, settings: Settings, vocab_size: int) -> D
     num_blocks = -(-tokens // DRAFT_BLOCK_SIZE)
     lower = "engine.max_batch_size, scheduler.max_tokens or engine.branch_budget"
     kv = new_kv(loaded.decoder, num_blocks, DRAFT_BLOCK_SIZE, dtype, whose="draft", lower=lower)
-    return DecoderDraft(loaded.decoder, kv, BlockManager(num_blocks, DRAFT_BLOCK_SIZE), vocab_size)
+    blocks = BlockManager(num_blocks, DRAFT_BLOCK_SIZE)
+    return DecoderDraft(loaded.decoder, kv, blocks, vocab_size, prefix_stats)
 
 
 def check_vocabularies(target: LoadedModel, draft: LoadedModel) -> None:

@@ -61,6 +61,7 @@ def _one_answer(pieces: Sequence[Output]) -> Answer:
         speculation=last.speculation,
         logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
         prompt_logprobs=pieces[0].prompt_logprobs,
+        cached_tokens=last.cached_tokens,
     )
 
 

@@ -9,6 +9,7 @@ from ssd_runtime.clock import Clock
 from ssd_runtime.engine.core import EngineCore
 from ssd_runtime.engine.prepare import Limits
 from ssd_runtime.engine.target_lane import TargetLane
+from ssd_runtime.memory.prefix import PrefixStats
 from ssd_runtime.speculation.draft_lane import DraftLane
 from ssd_runtime.speculation.guard import GuardedProposer
 from ssd_runtime.speculation.speculator import Speculator
@@ -37,6 +38,7 @@ class Parts:
     proposers: list[GuardedProposer]
     trace: RecordSink | None
     model_name: str
+    draft_prefix_stats: PrefixStats
 
     async def run(self) -> None:
         """The engine's life, on the engine's loop."""
@@ -71,6 +73,10 @@ class Parts:
             ),
             lanes=self._lanes(),
             num_violations=core.num_violations,
+            prefix_queries=scheduler.prefix_stats.queries,
+            prefix_hits=scheduler.prefix_stats.hits,
+            draft_prefix_queries=self.draft_prefix_stats.queries,
+            draft_prefix_hits=self.draft_prefix_stats.hits,
         )
 
     def close(self) -> None:

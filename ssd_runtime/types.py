@@ -213,6 +213,7 @@ class Output:
     text, token_ids and logprobs are what is *new*; the last piece has `finish_reason` set and carries
     seed, timing and statistics. The concatenation of all pieces is the answer. The first piece has
     the prompt's log probabilities, where they were asked for. index: which of several answers.
+    cached_tokens: in the last piece, how many of the prompt's tokens were found in the prefix cache.
     """
 
     request_id: str
@@ -226,6 +227,7 @@ class Output:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     index: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +259,8 @@ class EngineSnapshot:
     order. lanes: by role. num_violations: how often the books of the KV cache were found wrong; always 0.
     num_swaps: those of the preemptions that kept the KV in host memory. swapped: requests whose KV is there
     now; swap_usage: the part of `scheduler.swap_space` that they take. rounds_by_mode: rounds of rows, by how
-    they were run. num_branches: outcomes for which the draft prepared a proposal.
+    they were run. num_branches: outcomes for which the draft prepared a proposal. prefix_queries,
+    prefix_hits: tokens looked for and found in the target's prefix cache; the draft's has its own.
     """
 
     running: int = 0
@@ -276,6 +279,10 @@ class EngineSnapshot:
     requests: tuple[RequestSnapshot, ...] = ()
     lanes: Mapping[str, LaneSnapshot] = field(default_factory=dict)
     num_violations: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    draft_prefix_queries: int = 0
+    draft_prefix_hits: int = 0
 
     @property
     def free_blocks(self) -> int:
@@ -293,7 +300,7 @@ class Answer:
     """A whole answer: all pieces of `Output` put together.
 
     logprobs: one for each of `token_ids`, where they were asked for; prompt_logprobs likewise.
-    choices: all answers where several were asked for, this one first.
+    choices: all answers where several were asked for, this one first. cached_tokens: see `Output`.
     """
 
     request_id: str
@@ -307,6 +314,7 @@ class Answer:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     choices: tuple[Answer, ...] = ()
+    cached_tokens: int = 0
 
     @property
     def every(self) -> tuple[Answer, ...]:

@@ -69,6 +69,7 @@ class LiveRequest:
             seed=sequence.draw.seed,
             timing=self._timing(now),
             speculation=self._speculation(),
+            cached_tokens=sequence.num_cached,
         )
 
     def _timing(self, now: float) -> Timing:

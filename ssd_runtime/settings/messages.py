@@ -19,6 +19,7 @@ NOT_SETTINGS = frozenset({"SSD_CPU_KERNELS"})
 """Variables that begin like settings and are read elsewhere: this one by `ssd_kernels.cpu.library`."""
 """How the names of our environment variables begin."""
 _KINDS = {
+    bool: "true or false",
     int: "an integer",
     float: "a number",
     str: "a string",

@@ -203,6 +203,10 @@ class TestMistakes:
                 "engine: {kv_cache_tokens: x}",
                 "engine.kv_cache_tokens: got 'x', expected an integer, at least 1",
             ),
+            (
+                "engine: {enable_prefix_caching: 1}",
+                "engine.enable_prefix_caching: got 1, expected true or false",
+            ),
             ("engine: {fallback: ngram}", "engine.fallback: got 'ngram', expected a list"),
             ("engine: {cache_policy: 5}", "engine.cache_policy: got 5, expected a name or a mapping"),
             ("engine: {model: null}", "engine.model: got None, expected a string"),
