@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -61,11 +60,9 @@ class ProposerSource:
 
     async def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
         """Asks for all rows at once."""
-        answers = await asyncio.gather(
-            *(self._proposer.propose(row.token_ids, room(row)) for row in rows if room(row) > 0)
-        )
-        found = iter(answers)
-        return [Proposal(tuple(next(found))) if room(row) > 0 else NOTHING for row in rows]
+        asked = [(row.token_ids, room(row)) for row in rows if room(row) > 0]
+        answers = iter(await self._proposer.propose_all(asked) if asked else ())
+        return [Proposal(next(answers)) if room(row) > 0 else NOTHING for row in rows]
 
 
 class PredictionSource:

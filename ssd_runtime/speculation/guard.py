@@ -34,27 +34,36 @@ class Fault:
     detail: str
 
 
+Question = tuple[Sequence[int], int]
+"""Token ids, and how many tokens are wanted behind them."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProposeCommand:
-    """One question; `run` asks it and checks the answer, on whatever thread it runs."""
+    """A round's questions; `run` asks them and checks the answers, on whatever thread it runs."""
 
     proposer: Proposer
-    token_ids: Sequence[int]
-    k: int
+    questions: tuple[Question, ...]
     vocab_size: int
     kind: str = "propose"
-    num_rows: int = 1
+
+    @property
+    def num_rows(self) -> int:
+        """How many questions."""
+        return len(self.questions)
 
     @property
     def num_tokens(self) -> int:
         """Most tokens that may be proposed."""
-        return self.k
+        return sum(k for _, k in self.questions)
 
-    def run(self) -> tuple[int, ...] | Fault:
-        """The checked answer, or what is wrong with it; raises nothing, whatever the plugin raises."""
+    def run(self) -> list[tuple[int, ...] | Fault]:
+        """The checked answers, or what is wrong with each; raises nothing, whatever the plugin raises."""
+        return [self._answer(*question) for question in self.questions]
+
+    def _answer(self, token_ids: Sequence[int], k: int) -> tuple[int, ...] | Fault:
         try:
-            answer = self.proposer.propose(self.token_ids, self.k)
-            return check_answer(answer, self.k, self.vocab_size)
+            return check_answer(self.proposer.propose(token_ids, k), k, self.vocab_size)
         except BaseException as error:  # even SystemExit is only this plugin's opinion
             return Fault("raised", f"{type(error).__name__}: {error}")
 
@@ -63,8 +72,9 @@ class GuardedProposer:
     """A proposer whose answers can be used as they are. Runs on one event loop.
 
     trusted: built in; called on the loop itself and expected to take microseconds. Others run on a
-    thread of their own, and a call that takes longer than `time_limit` seconds costs its proposal:
-    the proposer is not asked again before that call has returned, and its late answer is dropped.
+    thread of their own, all of a round's questions in one go. If that takes longer than `time_limit`
+    seconds it costs the proposals: the proposer is not asked again before it has returned, and its late
+    answers are dropped.
     """
 
     def __init__(
@@ -98,16 +108,17 @@ class GuardedProposer:
 
     async def propose(self, token_ids: Sequence[int], k: int) -> tuple[int, ...]:
         """At most `k` valid token ids, perhaps none. Never raises because of the proposer."""
+        return (await self.propose_all([(token_ids, k)]))[0] if k > 0 else ()
+
+    async def propose_all(self, questions: Sequence[Question]) -> list[tuple[int, ...]]:
+        """An answer to each question, as `propose` gives it."""
         async with self._turn:
-            if k <= 0 or not self._may_ask():
-                return ()
-            command = ProposeCommand(self._proposer, tuple(token_ids), k, self._vocab_size)
-            answer = command.run() if self._lane is None else await self._ask(self._lane, command)
-        if isinstance(answer, Fault):
-            self._count(answer)
-            return ()
-        self._consecutive = 0
-        return answer
+            if not self._may_ask():
+                return [()] * len(questions)
+            asked = tuple((tuple(token_ids), k) for token_ids, k in questions)
+            command = ProposeCommand(self._proposer, asked, self._vocab_size)
+            answers = command.run() if self._lane is None else await self._ask(self._lane, command)
+        return [self._counted(answer) for answer in answers]
 
     def close(self) -> None:
         """End the thread; one that hangs dies with the process."""
@@ -124,13 +135,22 @@ class GuardedProposer:
             self._stuck = None
         return self._stuck is None and self._consecutive < MAX_FAULTS
 
-    async def _ask(self, lane: LaneLike, command: ProposeCommand) -> tuple[int, ...] | Fault:
+    async def _ask(self, lane: LaneLike, command: ProposeCommand) -> Sequence[tuple[int, ...] | Fault]:
         future = lane.submit(command)
         await asyncio.wait({future}, timeout=self.time_limit)
         if not future.done():
             self._stuck = future
-            return Fault("took too long", f"no answer within {self.time_limit:g} s")
-        answer: tuple[int, ...] | Fault = future.result()
+            self._count(Fault("took too long", f"no answer within {self.time_limit:g} s"))
+            return [()] * command.num_rows
+        answers: list[tuple[int, ...] | Fault] = future.result()
+        return answers
+
+    def _counted(self, answer: tuple[int, ...] | Fault) -> tuple[int, ...]:
+        if isinstance(answer, Fault):
+            self._count(answer)
+            return ()
+        if self._stuck is None:
+            self._consecutive = 0
         return answer
 
     def _count(self, fault: Fault) -> None:
@@ -162,5 +182,5 @@ def check_answer(answer: object, k: int, vocab_size: int) -> tuple[int, ...] | F
 
 
 class _Worker:
-    def execute(self, command: ProposeCommand) -> tuple[int, ...] | Fault:
+    def execute(self, command: ProposeCommand) -> list[tuple[int, ...] | Fault]:
         return command.run()

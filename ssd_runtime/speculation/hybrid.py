@@ -24,16 +24,23 @@ IN_A_CROWD = (RowMode.LOW_LATENCY, RowMode.AUTOREGRESSIVE)
 
 
 class ModeController(Protocol):
-    """Says in which mode the next round runs, and hears how the last one went."""
+    """Says in which mode the next round runs, and hears how the last one went.
+
+    looks_up: whether the low-latency mode, where it is on, asks anybody.
+    """
 
     @property
     def mode(self) -> RowMode: ...
+    @property
+    def looks_up(self) -> bool: ...
     def note_load(self, num_requests: int) -> None: ...
     def note_round(self, tokens: int, seconds: float) -> None: ...
 
 
 class FixedMode:
     """Always the same mode."""
+
+    looks_up = True
 
     def __init__(self, mode: RowMode) -> None:
         self.mode = mode
@@ -121,9 +128,10 @@ class Level:
 
 
 class LowLatencyAbove:
-    """`mode` for up to `threshold` requests; above them the low-latency mode, as far as it pays.
+    """`mode` for up to `threshold` requests; above them the low-latency mode.
 
-    There it is measured beside plain decoding: in a large batch each guess costs as much as a token.
+    There rounds with lookups are measured beside rounds without, and the faster are kept: in a large batch
+    a guess may cost as much as a token.
     """
 
     def __init__(self, mode: RowMode, threshold: int) -> None:
@@ -135,7 +143,12 @@ class LowLatencyAbove:
     @property
     def mode(self) -> RowMode:
         """The mode of the next round."""
-        return self._crowded.mode if self._level.value else self._normal
+        return RowMode.LOW_LATENCY if self._level.value else self._normal
+
+    @property
+    def looks_up(self) -> bool:
+        """See `ModeController`."""
+        return self._crowded.mode is RowMode.LOW_LATENCY
 
     def note_load(self, num_requests: int) -> None:
         """So many requests run or wait."""
@@ -154,6 +167,8 @@ class HybridByLoad:
     too, which comes first above `threshold` requests, until something was measured. Where the drafting
     modes were slower in a smaller batch they are not tried in a larger one: there a guess costs more.
     """
+
+    looks_up = True
 
     def __init__(self, threshold: int, max_batch_size: int) -> None:
         self._threshold = threshold

@@ -28,6 +28,11 @@ class Modes:
         """The mode of rows whose request does not say."""
         return self._controller.mode if self._has_draft else RowMode.AUTOREGRESSIVE
 
+    @property
+    def looks_up(self) -> bool:
+        """Whether rows in the low-latency mode are to get proposals."""
+        return self._controller.looks_up
+
     def of(self, sequence: Sequence) -> RowMode:
         """The mode of one row in the next round."""
         wanted = sequence.request.speculation

@@ -84,11 +84,12 @@ class Speculator:
     def max_drafts(self, sequence: TokenSequence) -> int:
         """Most tokens that a proposal for this row may have now."""
         mode = self.modes.of(sequence)
-        sources = self._sources.get(mode, ())
-        left = sequence.num_left
+        if mode is RowMode.AUTOREGRESSIVE or (mode is RowMode.LOW_LATENCY and not self.modes.looks_up):
+            return 0
+        sources, left = self._sources[mode], sequence.num_left
         if all(source.needs_draft for source in sources):
             left = min(left, self._max_context - len(sequence.token_ids))
-        return 0 if mode is RowMode.AUTOREGRESSIVE else max(0, min(self._length_of(sequence), left - 1))
+        return max(0, min(self._length_of(sequence), left - 1))
 
     async def take(self, rows: Sequence[Row]) -> list[Proposal]:
         """A proposal for each row: from the outcome cache, else from the row's sources in order."""
