@@ -61,8 +61,7 @@ class LiveRequests:
             case RowFailure():
                 emission = live.end.push(proposal.token_ids[: result.accepted])
                 if emission.finish_reason is None:
-                    kind = RequestError if result.by_request else ComputeError
-                    self._fail(live, kind(result.message))
+                    self._fail_row(live, result)
                 else:  # what failed lies behind the end, where nobody asked
                     self._emit(row, proposal, emission, result.logprobs, result.accepted)
             case _:
@@ -109,6 +108,13 @@ class LiveRequests:
         live.tell(emission, self._clock(), tuple(logprobs[:emitted]))
         if emission.finish_reason is not None:
             self._remove(live)
+
+    def _fail_row(self, live: LiveRequest, failure: RowFailure) -> None:
+        if failure.by_request:
+            self._fail(live, RequestError(failure.message))
+        else:  # its KV may be wrong, so nobody shall find it
+            self._scheduler.blocks.spoil(live.sequence.table)
+            self._fail(live, ComputeError(failure.message))
 
     def _fail(self, live: LiveRequest, error: SSDError) -> None:
         self._remove(live)

@@ -44,7 +44,12 @@ class Wording:
         return {
             **self._head(self._endpoint.name),
             "choices": choices,
-            "usage": usage(len(answer.prompt_token_ids), sum(len(each.token_ids) for each in every), stats),
+            "usage": usage(
+                len(answer.prompt_token_ids),
+                min(each.cached_tokens for each in every),
+                sum(len(each.token_ids) for each in every),
+                stats,
+            ),
             "metrics": self._metrics(stats),
             **_statistics(answer.seed, answer.timing, answer.speculation),
         }
@@ -66,10 +71,11 @@ class Wording:
         """The event after the last piece, where `stream_options.include_usage` asks for it."""
         stats = [end.speculation for end in self._ends.values() if end.speculation is not None]
         num_prompt = max((len(end.prompt_token_ids) for end in self._ends.values()), default=0)
+        num_cached = min((end.cached_tokens for end in self._ends.values()), default=0)
         return {
             **self._head(self._endpoint.chunk_name),
             "choices": [],
-            "usage": usage(num_prompt, self._num_tokens, stats),
+            "usage": usage(num_prompt, num_cached, self._num_tokens, stats),
             "metrics": self._metrics(stats),
         }
 
@@ -98,14 +104,20 @@ class Wording:
         return {"speculative_decoding": speculative_decoding(only, self._most_drafts) if only else None}
 
 
-def usage(num_prompt: int, num_completion: int, stats: Sequence[SpeculationStats]) -> dict[str, Any]:
-    """Tokens, counted as OpenAI counts them; draft tokens are its predictions."""
+def usage(
+    num_prompt: int, num_cached: int, num_completion: int, stats: Sequence[SpeculationStats]
+) -> dict[str, Any]:
+    """Tokens, counted as OpenAI counts them; draft tokens are its predictions.
+
+    num_cached: how many of the prompt's were found in the prefix cache, for every choice.
+    """
     accepted = sum(each.accepted_tokens for each in stats)
     drafted = sum(each.draft_tokens for each in stats)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_completion,
         "total_tokens": num_prompt + num_completion,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,

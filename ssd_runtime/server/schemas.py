@@ -111,12 +111,19 @@ class CompletionTokens(Shape):
     rejected_prediction_tokens: int = Field(ge=0)
 
 
+class PromptTokens(Shape):
+    """What was known of the prompt."""
+
+    cached_tokens: int = Field(ge=0, description="Found in the prefix cache, and so not read again.")
+
+
 class Usage(Shape):
     """Tokens; those of all choices, and the prompt once."""
 
     prompt_tokens: int = Field(ge=0)
     completion_tokens: int = Field(ge=0)
     total_tokens: int = Field(ge=0)
+    prompt_tokens_details: PromptTokens
     completion_tokens_details: CompletionTokens
 
 

@@ -137,6 +137,8 @@ class _Engine(Collector):
         yield self._gauge("num_requests_swapped", "Requests whose KV is in host memory.", now.swapped)
         yield self._gauge("cpu_cache_usage_perc", "Used part of scheduler.swap_space.", now.swap_usage)
         yield self._preemptions(now)
+        yield from self._prefixes("", now.prefix_queries, now.prefix_hits)
+        yield from self._prefixes("draft_", now.draft_prefix_queries, now.draft_prefix_hits)
         totals, num_drafts = self._rounds()
         yield self._counter("spec_decode_num_drafts", "Rounds with a draft.", num_drafts)
         yield self._counter("spec_decode_num_draft_tokens", "Draft tokens verified.", totals.draft_tokens)
@@ -153,6 +155,11 @@ class _Engine(Collector):
         family.add_metric([self._model, "recompute"], now.num_preemptions - now.num_swaps)
         family.add_metric([self._model, "swap"], now.num_swaps)
         return family
+
+    def _prefixes(self, whose: str, queries: int, hits: int) -> Iterator[Metric]:
+        name = f"{whose}prefix_cache"
+        yield self._counter(f"{name}_queries", "Tokens looked for in the prefix cache.", queries)
+        yield self._counter(f"{name}_hits", "Tokens found in the prefix cache.", hits)
 
     def _per_position(self, accepted: list[int]) -> Metric:
         name = f"{PREFIX}spec_decode_num_accepted_tokens_per_pos"

@@ -28,6 +28,10 @@ NAMES = {
     "num_requests_waiting",
     "kv_cache_usage_perc",
     "num_preemptions_total",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "draft_prefix_cache_queries_total",
+    "draft_prefix_cache_hits_total",
     "num_requests_swapped",
     "cpu_cache_usage_perc",
     "prompt_tokens_total",
@@ -153,3 +157,23 @@ def test_two_servers_count_apart() -> None:
     one.ended("stop")
     assert b"request_success_total{" in one.text()
     assert b"request_success_total{" not in other.text()
+
+
+async def test_a_known_beginning_is_counted_and_told() -> None:
+    """The same prompt twice: `cached_tokens` of the second, whole and streamed, are the hits of the cache."""
+    service = Service(Settings())
+    engine = toy_engine("scheduler.policy=ssd", "engine.draft_model=toy/1", "engine.block_size=4")
+    body = {"prompt": "BEGIN ALIKE", "max_tokens": 4, "seed": 1, "ignore_eos": True}
+    async with served(engine, service) as (app, _):
+        before = engine.snapshot()
+        cold = (await post(app, "/v1/completions", body)).json()
+        warm = (await post(app, "/v1/completions", body)).json()
+        streaming = {"stream": True, "stream_options": {"include_usage": True}}
+        *_, last = (await post(app, "/v1/completions", body | streaming)).events()
+        found = parsed((await get(app, "/metrics")).body.decode())
+    assert warm["choices"][0]["token_ids"] == cold["choices"][0]["token_ids"]
+    details = [each["usage"]["prompt_tokens_details"] for each in (cold, warm, last)]
+    assert details == [{"cached_tokens": 0}, {"cached_tokens": 8}, {"cached_tokens": 8}]
+    assert found["prefix_cache_queries_total"] - before.prefix_queries == 33
+    assert found["prefix_cache_hits_total"] - before.prefix_hits == 16
+    assert found["draft_prefix_cache_hits_total"] >= 8
