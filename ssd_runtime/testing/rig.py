@@ -119,6 +119,7 @@ class RigSettings:
     patience: float = PATIENT
     draft_lane: RoleLane | None = None
     sampler: Sampler | None = None
+    enable_prefix_caching: bool = True
     swap_tokens: int | None = None
     history_codec: str = "none"
     kv_dtype: torch.dtype = torch.float32
@@ -229,6 +230,7 @@ class Rig:
                 order=self.settings.order,
                 on_preempt=self.speculator.forget,
                 preemption=self._preemption(),
+                enable_prefix_caching=self.settings.enable_prefix_caching,
             ),
             speculator=self.speculator,
             clock=self.clock,
