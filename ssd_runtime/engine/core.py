@@ -33,6 +33,11 @@ log = structlog.get_logger(__name__)
 class Branching(Protocol):
     """A build that prepares the next round's proposals while the target verifies."""
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the draft is still at it."""
+        ...
+
     def stop(self) -> None:
         """Ask it to end after the draft step in hand."""
         ...
@@ -102,7 +107,10 @@ class EngineCore:
             self._requests.fail_all(EngineClosedError("the engine was closed"))
 
     async def run_round(self) -> None:
-        """One round: propose, verify and meanwhile branch, commit, stage."""
+        """One round: propose, verify and meanwhile branch, commit, stage.
+
+        Listeners are told while a lane works: the draft, at its last pass, or the target, at its next.
+        """
         self._speculator.note_load(self.scheduler.num_requests)
         rows = self._next_batch()
         self._requests.mark_scheduled(rows)
@@ -110,10 +118,13 @@ class EngineCore:
         command = verify_command(rows, proposals, self._speculator.will_branch(rows))
         verifying = self.target.submit(command)
         branching = self._speculator.branch(rows, proposals)
+        self._requests.tell()
         results = await self._results(verifying, command)
         branching.stop()
         for row, proposal, result in zip(rows, proposals, results, strict=True):
             self._requests.commit(row, proposal, result)
+        if branching.is_running or self.scheduler.is_idle:
+            self._requests.tell()
         await self._speculator.stage(branching, results)
         if self._target_failed:
             await self._recover()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from ssd_runtime.clock import Clock
 from ssd_runtime.engine.live import LiveRequest
@@ -13,11 +14,25 @@ from ssd_runtime.messages import RowFailure, RowResult, Verdict
 from ssd_runtime.sequence import Sequence as TokenSequence
 from ssd_runtime.speculation.proposal import Proposal
 from ssd_runtime.stats import RoundRecord
-from ssd_runtime.types import RowMode, TokenLogprob
+from ssd_runtime.types import FinishReason, RowMode, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Untold:
+    """What a round added to an answer, before its text is worked out."""
+
+    live: LiveRequest
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    logprobs: tuple[TokenLogprob, ...]
 
 
 class LiveRequests:
-    """Everybody who has not had the last word. Runs on the engine's loop, between two commands."""
+    """Everybody who has not had the last word. Runs on the engine's loop, between two commands.
+
+    Tokens are committed at once; what listeners get waits for `tell`, so that text is worked out and sent
+    while the lanes are at work.
+    """
 
     def __init__(
         self,
@@ -35,6 +50,7 @@ class LiveRequests:
         self._mode_of = mode_of
         self._on_round = on_round
         self._live: dict[TokenSequence, LiveRequest] = {}
+        self._untold: list[Untold] = []
 
     def add(self, live: LiveRequest) -> None:
         """Queue a request."""
@@ -56,41 +72,43 @@ class LiveRequests:
             case Verdict():
                 live.read(result.reading)
                 tokens = (*proposal.token_ids[: result.accepted], result.bonus)
-                emission = live.end.push(tokens)
-                self._emit(row, proposal, emission, result.logprobs, result.accepted, result.bonus)
+                untold = Untold(live, *live.end.take(tokens), result.logprobs)
+                self._keep(row, proposal, untold, result.accepted, result.bonus)
             case RowFailure():
-                emission = live.end.push(proposal.token_ids[: result.accepted])
-                if emission.finish_reason is None:
+                untold = Untold(live, *live.end.take(proposal.token_ids[: result.accepted]), result.logprobs)
+                if untold.finish_reason is None:
                     self._fail_row(live, result)
                 else:  # what failed lies behind the end, where nobody asked
-                    self._emit(row, proposal, emission, result.logprobs, result.accepted)
+                    self._keep(row, proposal, untold, result.accepted)
             case _:
                 live.read(result)
                 row.sequence.commit([], row.sequence.kv_len + row.num_feed)
 
+    def tell(self) -> None:
+        """Send what was committed since the last time."""
+        for untold in self._untold:
+            emission = Emission(untold.token_ids, untold.live.end.show(), untold.finish_reason)
+            untold.live.tell(emission, self._clock(), untold.logprobs[: len(untold.token_ids)])
+        self._untold.clear()
+
     def cancel(self, sequences: Iterable[TokenSequence]) -> None:
         """End those of `sequences` that are still here."""
+        self.tell()
         for live in [self._live[sequence] for sequence in sequences if sequence in self._live]:
             self._remove(live)
             live.tell_cancelled(self._clock())
 
     def fail_all(self, error: SSDError) -> None:
         """End everybody with `error`."""
+        self.tell()
         for live in list(self._live.values()):
             self._fail(live, error)
 
-    def _emit(
-        self,
-        row: BatchRow,
-        proposal: Proposal,
-        emission: Emission,
-        logprobs: Sequence[TokenLogprob],
-        verified: int,
-        bonus: int | None = None,
+    def _keep(
+        self, row: BatchRow, proposal: Proposal, untold: Untold, verified: int, bonus: int | None = None
     ) -> None:
-        """Count, keep and send what the end rules left of `verified` drafts and the bonus."""
-        live, sequence = self._live[row.sequence], row.sequence
-        emitted = len(emission.token_ids)
+        """Count and keep what the end rules left of `verified` drafts and the bonus."""
+        sequence, emitted = row.sequence, len(untold.token_ids)
         accepted = min(verified, emitted)
         record = RoundRecord(
             request_id=sequence.request.id,
@@ -104,10 +122,10 @@ class LiveRequests:
         )
         sequence.totals.add(record)
         self._on_round(record)
-        sequence.commit(list(emission.token_ids), sequence.kv_len + row.num_feed + accepted)
-        live.tell(emission, self._clock(), tuple(logprobs[:emitted]))
-        if emission.finish_reason is not None:
-            self._remove(live)
+        sequence.commit(list(untold.token_ids), sequence.kv_len + row.num_feed + accepted)
+        self._untold.append(untold)
+        if untold.finish_reason is not None:
+            self._remove(untold.live)
 
     def _fail_row(self, live: LiveRequest, failure: RowFailure) -> None:
         if failure.by_request:
@@ -117,6 +135,7 @@ class LiveRequests:
             self._fail(live, ComputeError(failure.message))
 
     def _fail(self, live: LiveRequest, error: SSDError) -> None:
+        self.tell()
         self._remove(live)
         live.tell_error(error)
 

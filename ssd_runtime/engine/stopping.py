@@ -90,41 +90,70 @@ class AnswerEnd:
         self._text = text
         self._end_ids = frozenset(end_ids)
         self._stops = StopStrings(stop_strings, shown=include_stop)
+        self._looks = bool(stop_strings)
         self._include_stop = include_stop
         self._left = max_tokens
         self._free = min_tokens
-        self._echo = echo
+        self._shown = [echo]
+        self._unread: list[int] = []
+        self._last: list[int] | None = None
 
     def push(self, token_ids: Iterable[int]) -> Emission:
-        """Take the tokens of one round; those after the end are dropped."""
-        kept: list[int] = []
-        shown, self._echo = [self._echo], ""
-        if self._left == 0:
-            return Emission((), shown[0], FinishReason.LENGTH)
-        for token in token_ids:
-            kept.append(token)
-            self._left -= 1
-            reason = self._take(token, shown)
-            if reason is not None:
-                return Emission(tuple(kept), "".join(shown), reason)
-        return Emission(tuple(kept), "".join(shown), None)
+        """`take` and `show` in one."""
+        kept, reason = self.take(token_ids)
+        return Emission(kept, self.show(), reason)
 
-    def _take(self, token: int, shown: list[str]) -> FinishReason | None:
+    def take(self, token_ids: Iterable[int]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Take the tokens of one round: those before the end, and why it ended if it did.
+
+        Text is worked out here only where stop strings are looked for; the rest is left to `show`.
+        """
+        kept: list[int] = []
+        reason = FinishReason.LENGTH if self._left == 0 else None
+        for token in token_ids:
+            if reason is not None:
+                break
+            kept.append(token)
+            reason = self._take(token)
+        return tuple(kept), reason
+
+    def show(self) -> str:
+        """The text of what was taken since it was last asked for, as far as it may be shown."""
+        self._read()
+        if self._last is not None:
+            self._shown.append(self._stops.push(self._text.push(self._last))[0] + self._rest())
+            self._last = None
+        text = "".join(self._shown)
+        self._shown.clear()
+        return text
+
+    def _take(self, token: int) -> FinishReason | None:
+        self._left -= 1
         self._free -= 1
         if token in self._end_ids and self._free < 0:
-            last = self._text.push([token]) if self._include_stop else ""
-            shown.append(self._stops.push(last)[0] + self._rest())
+            self._last = [token] if self._include_stop else []
             return FinishReason.STOP
-        text, stopped = self._text.push([token]), False
-        if self._free < 0:
-            text, stopped = self._stops.push(text)
-        shown.append(text)
-        if stopped:
+        self._unread.append(token)
+        if self._looks and self._free < 0 and self._stopped():
             return FinishReason.STOP
         if self._left == 0:
-            shown.append(self._rest())
+            self._last = []
             return FinishReason.LENGTH
         return None
+
+    def _stopped(self) -> bool:
+        """Whether the token taken last completed a stop string."""
+        token = self._unread.pop()
+        self._read()
+        text, stopped = self._stops.push(self._text.push([token]))
+        self._shown.append(text)
+        return stopped
+
+    def _read(self) -> None:
+        """Text in which nothing is looked for."""
+        if self._unread:
+            self._shown.append(self._text.push(self._unread))
+            self._unread.clear()
 
     def _rest(self) -> str:
         text, _ = self._stops.push(self._text.flush())

@@ -46,6 +46,11 @@ class Build:
     command: BuildCommand | None = None
     future: asyncio.Future[Any] | None = None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the draft is still at it."""
+        return self.future is not None and not self.future.done()
+
     def stop(self) -> None:
         """End after the draft pass in hand."""
         if self.command is not None:

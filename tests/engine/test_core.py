@@ -76,6 +76,37 @@ async def test_commit_and_streaming_come_before_the_build_is_awaited() -> None:
     round_.cancel()
 
 
+async def test_without_a_build_text_is_sent_while_the_target_is_at_its_next_pass() -> None:
+    """Nobody waits for the detokeniser; the last piece follows at once, since no other pass does."""
+    rig = Rig(MODEL, automatic=False, mode=Mode.AUTOREGRESSIVE)
+    sequence = rig.submit(request(max_tokens=2))
+    round_ = await begin(rig)
+    rig.target.complete([Verdict(0, 9)])
+    await round_
+    assert sequence.token_ids == [*PROMPT, 9]
+    assert rig.pieces["a"] == []
+    round_ = await begin(rig)
+    assert rig.pieces["a"] == [Output("a", chr(31 + 9), (9,))]
+    rig.target.complete([Verdict(0, 10)])
+    await round_
+    assert [piece.token_ids for piece in rig.pieces["a"]] == [(9,), (10,)]
+
+
+async def test_a_cancelled_request_hears_first_of_the_tokens_before() -> None:
+    """Also when their text had not been worked out yet."""
+    rig = Rig(MODEL, automatic=False, mode=Mode.AUTOREGRESSIVE)
+    sequence = rig.submit(request())
+    round_ = await begin(rig)
+    rig.target.complete([Verdict(0, 9)])
+    await round_
+    rig.core.cancel(sequence)
+    rig.core._apply_cancellations()
+    assert [(p.token_ids, p.finish_reason) for p in rig.pieces["a"]] == [
+        ((9,), None),
+        ((), FinishReason.CANCELLED),
+    ]
+
+
 async def test_the_verdict_stops_the_build() -> None:
     """The stop word is set with the verdict, not before and not later."""
     rig = by_hand()

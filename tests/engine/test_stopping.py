@@ -233,3 +233,20 @@ def test_an_echo_comes_first_and_whole(cut: Sequence[int], echo: str) -> None:
     rounds = spans(TOKENIZER.encode("hello"), cut)
     assert play(answer_end(echo=echo, max_tokens=5), rounds)[1:] == (f"{echo}hello", LENGTH)
     assert play(answer_end(echo=echo, max_tokens=0), [[65]]) == ([], echo, LENGTH)
+
+
+def test_tokens_are_judged_before_their_text_is_worked_out() -> None:
+    """What `take` left unread, `show` reads; nothing is shown twice."""
+    end = answer_end(max_tokens=4)
+    assert end.take(b"ab") == ((97, 98), None)
+    assert end.take([99, EOS, 100]) == ((99, EOS), STOP)
+    assert end.show() == "abc"
+    assert end.show() == ""
+
+
+def test_a_stop_string_is_found_by_take_and_what_stands_before_it_shown_later() -> None:
+    """Only then does text decide where the tokens end."""
+    end = answer_end(stops=("cd",))
+    assert end.take(b"abc") == ((97, 98, 99), None)
+    assert end.take(b"de") == ((100,), STOP)
+    assert end.show() == "ab"
