@@ -68,8 +68,9 @@ class Parts:
             rounds_by_mode=dict(modes.rounds),
             num_branches=self.speculator.num_branches,
             mode=modes.current,
-            requests=tuple(
-                _request(each, is_running=each in group) for group in (running, waiting) for each in group
+            requests=(
+                *(_request(each, is_running=True) for each in running),
+                *(_request(each, is_running=False) for each in waiting),
             ),
             lanes=self._lanes(),
             num_violations=core.num_violations,
