@@ -223,7 +223,7 @@ class _Builder:
         max_context = min(limits.context, draft.max_context) if draft else limits.context
         lane = self._draft_lane = None if draft is None else self._start_draft(draft, budget)
         drafting = DraftSource(lane, max_context) if lane is not None else None
-        memories = Memories()
+        memories = Memories(caching=ShadowSource.name in engine.fallback)
         fallback = [self._source(name, memories, drafting, limits) for name in engine.fallback]
         controller = make_controller(
             scheduler.policy,

@@ -10,7 +10,6 @@ Every row has a mode of its own (its request's, or the engine's of the moment):
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,9 +27,6 @@ from ssd_runtime.speculation.proposal import NOTHING, Proposal
 from ssd_runtime.speculation.rounds import Build, Row, Served
 from ssd_runtime.stats import CACHE_SOURCE
 from ssd_runtime.types import RowMode
-
-UNKNOWN = 0.5
-"""The probability of a token about which the draft said nothing."""
 
 
 class Speculator:
@@ -238,18 +234,4 @@ class Speculator:
         }
         self._outcomes.stage(sequence.uid, entries)
         self.num_branches += len(entries)
-        for branch in branches or ():
-            after = row.sent.token_ids[: branch.accepted]
-            memory.cache.draft((branch.bonus, *branch.proposal.token_ids), likelihoods(branch), after)
-        memory.cache.prune()
-
-
-def likelihoods(branch: Branch) -> list[float]:
-    """Rough probabilities of a branch's bonus and tokens, for ranking branches in the shadow tree.
-
-    A token that leads by the margin m over the next has about 1 / (1 + e^-m) of the two; without a
-    guess, as from a proposer that has no model, nothing is known.
-    """
-    token_ids, guesses = branch.proposal.token_ids, branch.proposal.guesses
-    sure = [1 / (1 + math.exp(-min(guess.margin, 30.0))) for guess in guesses[: len(token_ids)]]
-    return [UNKNOWN, *sure, *[UNKNOWN] * (len(token_ids) - len(sure))]
+        memory.draft(branches or (), row.sent.token_ids)

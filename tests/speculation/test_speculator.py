@@ -14,10 +14,10 @@ from ssd_runtime.speculation.commands import Branch, BuildCommand, BuildResult, 
 from ssd_runtime.speculation.draft_lane import DraftLane
 from ssd_runtime.speculation.fallback import Source
 from ssd_runtime.speculation.hybrid import FixedMode
-from ssd_runtime.speculation.memory import Memories
+from ssd_runtime.speculation.memory import Memories, likelihoods
 from ssd_runtime.speculation.modes import Modes
 from ssd_runtime.speculation.proposal import Guess, Proposal
-from ssd_runtime.speculation.speculator import Speculator, likelihoods
+from ssd_runtime.speculation.speculator import Speculator
 from ssd_runtime.testing.scripted import ScriptedLane
 from ssd_runtime.types import Mode, Request, RowMode, SpeculationParams
 
@@ -210,3 +210,13 @@ def test_tokens_without_a_guess_have_a_likelihood_too() -> None:
     assert likelihoods(Branch(0, 1, Proposal((5, 6), guesses=(sure, unsure, sure)))) == pytest.approx(
         [0.5, 1.0, 0.5]
     )
+
+
+def test_without_a_shadow_to_ask_nothing_is_kept_for_it() -> None:
+    """Its tree would grow with every round, between two passes."""
+    memories = Memories(caching=False)
+    memory = memories.of(1)
+    memory.settle([1, 2, 3])
+    memory.draft([Branch(0, 1, Proposal((5, 6, 7)))], ())
+    assert memory.cache is None
+    assert memories.recall(1, 4) == ()
