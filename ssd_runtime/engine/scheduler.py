@@ -101,6 +101,7 @@ class Scheduler:
         self.waiting.extend(self.running)
         self.waiting.sort(key=self._order)
         self.running.clear()
+        self.preemption.start_over()
         self.blocks = blocks
 
     def next_batch(self, max_drafts: Callable[[Sequence], int]) -> list[BatchRow]:

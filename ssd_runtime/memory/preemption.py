@@ -58,6 +58,11 @@ class Preemption:
         if self.swap is not None:
             self.swap.swap_in(sequence)
 
+    def start_over(self) -> None:
+        """The target's lane is another one from now on."""
+        if self.swap is not None:
+            self.swap.start_over()
+
     def end(self, sequence: Sequence) -> None:
         """The sequence ended, wherever it stood."""
         if self.swap is not None:

@@ -162,6 +162,11 @@ class HostSwap:
         """The sequence ended: what is kept of it is freed."""
         self._pop(sequence)
 
+    def start_over(self) -> None:
+        """The lane was replaced: what it has copied out is kept, what it has not it never will."""
+        self._swapped = {uid: one for uid, one in self._swapped.items() if one.copied.done()}
+        self.used = sum(one.nbytes for one in self._swapped.values())
+
     def _pop(self, sequence: Sequence) -> _Swapped | None:
         swapped = self._swapped.pop(sequence.uid, None)
         self.used -= swapped.nbytes if swapped else 0

@@ -197,6 +197,22 @@ async def test_a_copy_that_is_still_queued_is_followed_by_its_way_back() -> None
     assert one.kv_len == 8
 
 
+async def test_a_lane_that_is_replaced_owes_no_copies() -> None:
+    """What it had copied out comes back by the new lane; what it had not is recomputed."""
+    lane = ScriptedLane("target")
+    swap, one, other = host(lane, 100), sequence(8), sequence(5)
+    assert swap.swap_out(one)
+    assert swap.swap_out(other)
+    lane.complete(None)
+    swap.start_over()
+    assert (len(swap), swap.used) == (1, 20)
+    for each in (one, other):
+        each.forget_kv()
+        swap.swap_in(each)
+    assert (one.kv_len, other.kv_len) == (8, 0)
+    assert [command.kind for command in lane.commands] == ["swap_out", "swap_out", "swap_in"]
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(("out", "in", "drop")), st.integers(0, 5)), max_size=40),
