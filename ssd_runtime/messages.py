@@ -103,7 +103,7 @@ class Interrupted(Exception):
 
 
 class StopWord:
-    """A flag that one thread sets and a running lane command polls; native code reads it at `address`."""
+    """A word that one thread sets and a running lane command polls; native code reads it at `address`."""
 
     __slots__ = ("_word",)
 
@@ -112,16 +112,24 @@ class StopWord:
 
     @property
     def address(self) -> int:
-        """Where a 32-bit integer lies that is not 0 once somebody asked."""
+        """Where the 32-bit word lies; what it says is `enum ssd_stop` of `api.h`."""
         return addressof(self._word)
 
+    def set_after_step(self) -> None:
+        """Ask the command to finish after the step in hand: most of that is done, and it gives a token."""
+        self._word.value = max(self._word.value, 1)
+
     def set(self) -> None:
-        """Ask the command to finish after the step in hand."""
-        self._word.value = 1
+        """Ask the command to finish at once: the pass in hand is given up between two layers."""
+        self._word.value = 2
 
     def is_set(self) -> bool:
-        """Whether somebody asked."""
+        """Whether somebody asked, either way."""
         return self._word.value != 0
+
+    def interrupts(self) -> bool:
+        """Whether a pass in hand is to be given up."""
+        return self._word.value == 2
 
 
 @dataclass(frozen=True, slots=True)

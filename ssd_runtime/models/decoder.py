@@ -19,6 +19,7 @@ from ssd_runtime.models.config import DecoderConfig
 from ssd_runtime.models.layer import DecoderLayer, Loader
 from ssd_runtime.models.linear import Quantizer, TiledMatrix, WeightMatrix, moved
 from ssd_runtime.models.native import Ask, NativePass, is_native
+from ssd_runtime.models.native_build import Build
 from ssd_runtime.models.rope import rope_frequencies
 from ssd_runtime.sampling.draw import DraftStep
 
@@ -107,7 +108,7 @@ class Decoder:
         """Feed `rows`, write their KV, and return the wanted logits, rows in order.
 
         Each row feeds at least one token. Returns `[Σ num_logits, vocab]` float32, in host memory. The
-        stop word is polled between layers; when it is set, raises Interrupted.
+        stop word is polled between layers; once it interrupts, raises Interrupted.
         """
         if self._native is not None:
             return self._native.logits(rows, kv, stop)
@@ -115,7 +116,7 @@ class Decoder:
         x = self.embedding.index_select(0, plan.token_ids).float()
         cos, sin = self._rotation(plan.positions)
         for index, layer in enumerate(self.layers):
-            if stop is not None and stop.is_set():
+            if stop is not None and stop.interrupts():
                 raise Interrupted
             x = x + self._attention(index, layer, self._normed(x, layer.input_norm), (cos, sin), plan, kv)
             x = x + _mlp(layer, self._normed(x, layer.post_norm))
@@ -136,6 +137,15 @@ class Decoder:
         """
         assert self._native is not None
         return self._native.draw(rows, kv, asks, vocab_size, stop)
+
+    def build(self, build: Build, kv: PagedKV, vocab_size: int) -> list[tuple[int, float]]:
+        """Let all lines of `build` grow in one call, drawing among the first `vocab_size` tokens.
+
+        Fills in what each row and line reached. Returns the tokens fed and the seconds of each step. Only
+        where `can_draw`.
+        """
+        assert self._native is not None
+        return self._native.build(build, kv, vocab_size)
 
     def _matrices(self) -> list[WeightMatrix]:
         inner = [m for layer in self.layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from ctypes import Structure
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -16,6 +17,7 @@ from ssd_kernels.cpu.library import KV, DrawOfRow, Layer, Model, Pass
 from ssd_kernels.cpu.matrix import NativeMatrix, num_threads
 from ssd_runtime.memory.kv import PagedKV
 from ssd_runtime.messages import Draw, ForwardRow, Interrupted, StopWord
+from ssd_runtime.models.native_build import Build, BuildArrays
 from ssd_runtime.sampling.draw import DraftStep
 
 if TYPE_CHECKING:
@@ -85,17 +87,25 @@ class NativePass:
         call.values.logits = logits.data_ptr()
         return logits
 
+    def build(self, build: Build, kv: PagedKV, vocab_size: int) -> list[tuple[int, float]]:
+        """See `Decoder.build`."""
+        call = BuildArrays(build, vocab_size)
+        self._call(self._library.ssd_build, kv, call.values, f"a build of {len(build.rows)} rows")
+        return call.note()
+
     def _run(self, call: _Call, kv: PagedKV) -> None:
+        what = f"a pass over {call.values.tokens} tokens"
+        if self._call(self._library.ssd_forward, kv, call.values, what) == INTERRUPTED:
+            raise Interrupted
+
+    def _call(self, function: Callable[..., int], kv: PagedKV, values: Structure, what: str) -> int:
         pages = self._kvs.get(kv)
         if pages is None:
             pages = self._kvs[kv] = _kv(kv)
-        status = self._library.ssd_forward(
-            ctypes.byref(self._model), ctypes.byref(pages), ctypes.byref(call.values)
-        )
+        status = function(ctypes.byref(self._model), ctypes.byref(pages), ctypes.byref(values))
         if status < 0:
-            raise MemoryError(f"no memory for a pass over {call.values.tokens} tokens")
-        if status == INTERRUPTED:
-            raise Interrupted
+            raise MemoryError(f"no memory for {what}")
+        return status
 
 
 class _Call:

@@ -6,8 +6,8 @@ ends at most one pass after the verdict and whatever depth was reached is of use
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -15,11 +15,10 @@ from ssd_kernels.arrays import copied, native
 from ssd_runtime.clock import Clock
 from ssd_runtime.hooks.kinds import Sampler
 from ssd_runtime.memory.blocks import OutOfBlocks
-from ssd_runtime.messages import StopWord
+from ssd_runtime.messages import Interrupted, StopWord
 from ssd_runtime.models.native import Ask, draws_natively
 from ssd_runtime.sampling.draw import DraftStep
 from ssd_runtime.sampling.following import Followers
-from ssd_runtime.sampling.warp import BANNED
 from ssd_runtime.speculation.commands import (
     BuildCommand,
     BuildResult,
@@ -28,10 +27,14 @@ from ssd_runtime.speculation.commands import (
     ForgetCommand,
     StepCost,
 )
-from ssd_runtime.speculation.lines import Allot, CatchUp, Drafting, Line, Pick, RowBuild, line_draw
-from ssd_runtime.speculation.model_draft import DraftModel, Feed
-from ssd_runtime.speculation.proposal import NOTHING, Guess, Proposal
+from ssd_runtime.speculation.lines import Line, pick_of
+from ssd_runtime.speculation.model_draft import DecoderDraft, DraftModel, Feed, InterruptibleDraft
+from ssd_runtime.speculation.native_build import NativeBuilder
+from ssd_runtime.speculation.proposal import NOTHING, Proposal
+from ssd_runtime.speculation.rows import Allot, Part, RowBuild, RowDraft
 from ssd_runtime.speculation.trunk import Trunk
+
+P = TypeVar("P", bound=Part)
 
 
 class DraftWorker:
@@ -57,6 +60,9 @@ class DraftWorker:
         self._trunks: dict[int, Trunk] = {}
         self._followers = Followers(vocab_size)
         self._draws = draws_natively(draft, sampler)
+        self._builder: NativeBuilder | None = None
+        if self._draws and isinstance(draft, DecoderDraft):
+            self._builder = NativeBuilder(draft, self._num_candidates)
 
     def execute(self, command: DraftCommand | BuildCommand | ForgetCommand) -> Any:
         """Carry out one command; the results are described with the commands."""
@@ -69,28 +75,41 @@ class DraftWorker:
                 return self._forget(command.uids)
 
     def _propose(self, command: DraftCommand) -> list[Proposal]:
-        reading = [self._catch_up(row) for row in command.rows]
-        self._run(reading, command.stop)
-        drafting = [
-            self._start(row, line) if line.is_done else None
-            for row, line in zip(command.rows, reading, strict=True)
-        ]
-        self._run([line for line in drafting if line is not None], command.stop)
-        return [NOTHING if line is None else line.proposal() for line in drafting]
+        drafts: list[RowDraft] = []
+        self._run(drafts, (RowDraft(row, self._trunk(row.uid)) for row in command.rows), command)
+        return [draft.result() for draft in drafts] + [NOTHING] * (len(command.rows) - len(drafts))
 
     def _build(self, command: BuildCommand) -> BuildResult:
-        steps: list[StepCost] = []
         builds: list[RowBuild] = []
+        parts = (RowBuild(row, self._trunk(row.uid), self._allot) for row in command.rows)
+        steps = self._run(builds, parts, command)
+        results = [build.result() for build in builds] + [None] * (len(command.rows) - len(builds))
+        return BuildResult(tuple(results), steps)
+
+    def _run(
+        self, begun: list[P], parts: Iterable[P], command: DraftCommand | BuildCommand
+    ) -> tuple[StepCost, ...]:
+        """Begin the parts and let them grow; what each pass cost. `begun`: where memory was found."""
+        steps: list[StepCost] = []
         try:
-            builds.extend(RowBuild(row, self._trunk(row.uid), self._allot) for row in command.rows)
-            while not command.stop.is_set() and (lines := [line for b in builds for line in b.lines()]):
-                steps.append(self._step(lines))
-                for build in builds:
-                    build.advance()
+            begun.extend(parts)
+            self._grow(begun, command.stop, steps)
         except OutOfBlocks:
             self._give_way(command.rows)
-        results = [build.result() for build in builds] + [None] * (len(command.rows) - len(builds))
-        return BuildResult(tuple(results), tuple(steps))
+        return tuple(steps)
+
+    def _grow(self, parts: Sequence[Part], stop: StopWord, steps: list[StepCost]) -> None:
+        """Let all lines grow until they are done or `stop` says so; each pass is added to `steps`."""
+        while not stop.is_set() and (lines := [line for part in parts for line in part.lines()]):
+            if self._builder is not None and self._builder.takes(parts):
+                steps += self._builder.grow(parts, stop)
+                return
+            try:
+                steps.append(self._step(lines, stop))
+            except Interrupted:
+                return
+            for part in parts:
+                part.advance()
 
     def _give_way(self, rows: Sequence[DraftRow]) -> None:
         """Memory is short: branches are given back first; what they proposed already stays of use."""
@@ -107,25 +126,8 @@ class DraftWorker:
             self._trunks[uid] = Trunk(self._draft)
         return self._trunks[uid]
 
-    def _catch_up(self, row: DraftRow) -> CatchUp:
-        trunk = self._trunk(row.uid)
-        missing = trunk.align(list(row.token_ids))
-        return CatchUp(trunk.path, missing, line_draw(row, len(row.token_ids)), row.token_ids)
-
-    def _start(self, row: DraftRow, read: CatchUp) -> Drafting:
-        first = read.guesses[len(row.token_ids)]
-        length = min(row.length, row.max_len - len(row.token_ids) - 1)
-        line = Drafting(read.path, read.draw, first.token, length, row.end_ids, row.token_ids)
-        if length > 0:
-            line.add(first)
-        return line
-
-    def _run(self, lines: Sequence[Line], stop: StopWord) -> None:
-        while not stop.is_set() and (open_lines := [line for line in lines if not line.is_done]):
-            self._step(open_lines)
-
-    def _step(self, lines: Sequence[Line]) -> StepCost:
-        """Extend every line by one pass."""
+    def _step(self, lines: Sequence[Line], stop: StopWord) -> StepCost:
+        """Extend every line by one pass. Raises `Interrupted`."""
         started = self._clock()
         feeds = [line.feed() for line in lines]
         asks = [
@@ -133,18 +135,22 @@ class DraftWorker:
             for line, feed in zip(lines, feeds, strict=True)
             for i in reversed(range(feed.num_logits))
         ]
-        picks = map(_pick, self._drafted(lines, feeds, asks))
+        picks = map(pick_of, self._drafted(lines, feeds, asks, stop))
         for line, feed in zip(lines, feeds, strict=True):
             line.take([next(picks) for _ in range(feed.num_logits)])
         return StepCost(sum(len(feed.token_ids) for feed in feeds), self._clock() - started)
 
     def _drafted(
-        self, lines: Sequence[Line], feeds: Sequence[Feed], asks: Sequence[Ask]
+        self, lines: Sequence[Line], feeds: Sequence[Feed], asks: Sequence[Ask], stop: StopWord
     ) -> Sequence[DraftStep]:
         if self._draws and all(line.draw.is_plain for line in lines):
-            drawn: Sequence[DraftStep] = self._draft.draw(feeds, asks)  # type: ignore[attr-defined]
+            drawn: Sequence[DraftStep] = self._draft.draw(feeds, asks, stop)  # type: ignore[attr-defined]
             return drawn
-        logits = self._ruled(self._draft.extend(feeds)[:, : self._vocab_size], lines, feeds)
+        if isinstance(self._draft, InterruptibleDraft):
+            extended = self._draft.extend_until(feeds, stop)
+        else:
+            extended = self._draft.extend(feeds)
+        logits = self._ruled(extended[:, : self._vocab_size], lines, feeds)
         draws, positions = [ask.draw for ask in asks], [ask.position for ask in asks]
         return self._sampler.draft(logits, draws, positions, self._num_candidates)
 
@@ -160,11 +166,3 @@ class DraftWorker:
                     native(ruled)[i] = native(row)
             index += feed.num_logits
         return ruled
-
-
-def _pick(step: DraftStep) -> Pick:
-    margin = step.scores[0] - step.scores[1] if len(step.scores) > 1 else 0.0
-    likely = step.candidates
-    if step.scores and step.scores[-1] < BANNED / 2:
-        likely = tuple(token for token, score in zip(likely, step.scores, strict=True) if score > BANNED / 2)
-    return Pick(step.token, Guess(likely, margin), step.odds)

@@ -1,22 +1,21 @@
-"""Lines: paths of the draft that grow by one pass at a time. Used by `drafting.py`, step by step."""
+"""Lines: paths of the draft that grow by one pass at a time. What a row does with them is in `rows.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from ssd_runtime.messages import Draw
-from ssd_runtime.speculation.commands import Branch, DraftRow
+from ssd_runtime.sampling.draw import DraftStep
+from ssd_runtime.sampling.warp import BANNED
+from ssd_runtime.speculation.commands import DraftRow
 from ssd_runtime.speculation.model_draft import Feed
 from ssd_runtime.speculation.proposal import Guess, Proposal
-from ssd_runtime.speculation.trunk import Path, Trunk
+from ssd_runtime.speculation.trunk import Path
 
 if TYPE_CHECKING:
     from ssd_runtime.sampling.odds import Odds
-
-Allot = Callable[[Sequence[float], int], Sequence[int]]
-"""How many candidates to prepare at each position, given the margins there and the budget."""
 
 READ_CHUNK = 64
 """Most tokens a path reads in one pass, so that a stop word is never far."""
@@ -29,6 +28,15 @@ class Pick:
     token: int
     guess: Guess
     odds: Odds | None = None
+
+
+def pick_of(step: DraftStep) -> Pick:
+    """What a draft's step comes to; what is banned is no candidate."""
+    margin = step.scores[0] - step.scores[1] if len(step.scores) > 1 else 0.0
+    likely = step.candidates
+    if step.scores and step.scores[-1] < BANNED / 2:
+        likely = tuple(token for token, score in zip(likely, step.scores, strict=True) if score > BANNED / 2)
+    return Pick(step.token, Guess(likely, margin), step.odds)
 
 
 class Line(Protocol):
@@ -86,11 +94,20 @@ class CatchUp:
         end = self.path.state.length - self._first
         return [self._sent[:after] for after in range(end - count + 1, end + 1)]
 
+    @property
+    def missing(self) -> Sequence[int]:
+        """What is not read yet."""
+        return self._missing
+
     def take(self, picks: Sequence[Pick]) -> None:
         """The chunk was read; `picks` are of its last positions."""
+        self.note(READ_CHUNK, picks)
+
+    def note(self, num_tokens: int, picks: Sequence[Pick]) -> None:
+        """Up to `num_tokens` more of what was missing were read; `picks` are of the last positions."""
         length = self.path.state.length
-        self.path.read.extend(self._missing[:READ_CHUNK])
-        del self._missing[:READ_CHUNK]
+        self.path.read.extend(self._missing[:num_tokens])
+        del self._missing[:num_tokens]
         for position, pick in zip(range(length - len(picks) + 1, length + 1), picks, strict=True):
             self.guesses[position] = pick
 
@@ -151,78 +168,3 @@ class Drafting:
 def line_draw(row: DraftRow, first: int) -> Draw:
     """How the tokens of the line are drawn that continues `row` from position `first` on."""
     return replace(row.draw, line=(len(row.token_ids), first))
-
-
-class RowBuild:
-    """One row's part in a build: its catch-up, then a branch for each outcome that is prepared."""
-
-    def __init__(self, row: DraftRow, trunk: Trunk, allot: Allot) -> None:
-        self.row = row
-        self.trunk = trunk
-        self._allot = allot
-        sent = row.proposal.token_ids
-        missing = trunk.align([*row.token_ids, *sent])
-        self._catch_up = CatchUp(trunk.path, missing, row.draw, row.token_ids, sent)
-        self._guesses: list[Guess | None] = list(row.proposal.guesses[: len(sent)])
-        self._guesses += [None] * (len(sent) + 1 - len(self._guesses))
-        self._counts: Sequence[int] | None = None
-        self._branches: dict[tuple[int, int], Drafting] = {}
-        if None not in self._guesses[:-1] and len(missing) == 1:
-            self.open_branches()
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the draft has read all there is."""
-        return self._catch_up.is_done
-
-    def lines(self) -> list[Line]:
-        """The paths that the next pass extends."""
-        branches: list[Line] = [branch for branch in self._branches.values() if not branch.is_done]
-        return branches if self._catch_up.is_done else [self._catch_up, *branches]
-
-    def advance(self) -> None:
-        """After a pass: once everything is read, open the branches that waited for it."""
-        if self._catch_up.is_done and self._guesses[-1] is None:
-            for position, pick in self._catch_up.guesses.items():
-                self._guesses[position - len(self.row.token_ids)] = pick.guess
-            self.open_branches()
-
-    def open_branches(self) -> None:
-        """Fork a branch for every outcome that got a share of the budget and can start now."""
-        if self._counts is None:
-            margins = [guess.margin if guess else 0.0 for guess in self._guesses[:-1]]
-            self._counts = self._allot(margins, self.row.budget)
-        for accepted, guess in enumerate(self._guesses):
-            if guess is not None:
-                for bonus in self._bonuses(accepted, guess):
-                    self._open(accepted, bonus)
-
-    def result(self) -> tuple[Branch, ...] | None:
-        """The outcomes that got at least one token; None when the draft is still reading."""
-        if not self.is_ready:
-            return None
-        return tuple(
-            Branch(accepted, bonus, branch.proposal())
-            for (accepted, bonus), branch in self._branches.items()
-            if branch.token_ids
-        )
-
-    def _bonuses(self, accepted: int, guess: Guess) -> list[int]:
-        """The likeliest bonuses after `accepted` tokens. The sent token is none while it can be rejected."""
-        sent = self.row.proposal.token_ids
-        excluded = set(self.row.end_ids)
-        if accepted < len(sent):
-            excluded.add(sent[accepted])
-        likely = [token for token in guess.candidates if token not in excluded]
-        return likely[: self._counts[accepted] if self._counts else 0]
-
-    def _open(self, accepted: int, bonus: int) -> None:
-        row, at = self.row, len(self.row.token_ids) + accepted
-        length = min(row.length, row.max_len - at - 2)
-        if (accepted, bonus) in self._branches or length < 1:
-            return
-        branch = self.trunk.fork(at)
-        ahead = list(row.proposal.token_ids[:accepted])
-        self._branches[accepted, bonus] = Drafting(
-            branch, line_draw(row, at + 1), bonus, length, row.end_ids, row.token_ids, ahead
-        )

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd_kernels.cpu.matrix import Format, NativeMatrix, pack_native, use_threads
+from ssd_kernels.cpu.matrix import Format, use_threads
 from ssd_runtime.memory.kv import PagedKV
 from ssd_runtime.messages import ForwardRow, Interrupted, StopWord
 from ssd_runtime.models.config import DecoderConfig
 from ssd_runtime.models.decoder import Decoder
+from ssd_runtime.testing.panels import InPanels
 from ssd_runtime.testing.toy import cpu_kernels, toy_weights
 
-FORMATS = (Format.FLOAT32, Format.BFLOAT16, Format.INT8, Format.INT4)
 LENGTH, BLOCK = 512, 16
 TOKENS = [(11 * at + 5) % 61 for at in range(LENGTH)]
 EVERY_NUMBER = (*range(1, 21), 33, 64, 205)
@@ -42,25 +42,12 @@ CONFIG = DecoderConfig(
 KV_TYPES = [torch.float32, torch.float16]
 
 
-class InPanels:
-    """Every matrix in one format, the vocabulary's too."""
-
-    def __init__(self, kind: Format) -> None:
-        self.kind, self.name = kind, kind.name.lower()
-
-    def pack(self, weight: Tensor) -> NativeMatrix:
-        """See `Quantizer.pack`."""
-        packed = pack_native(weight, self.kind)
-        assert packed is not None
-        return packed
-
-
 def made(isa: str, kind: Format, config: DecoderConfig = CONFIG) -> Decoder:
     with cpu_kernels(isa):
         return Decoder(config, toy_weights(config, seed=1, scale=0.2), InPanels(kind))
 
 
-@pytest.fixture(scope="module", params=FORMATS, ids=lambda kind: kind.name.lower())
+@pytest.fixture(scope="module", params=Format, ids=lambda kind: kind.name.lower())
 def decoder(isa: str, request: pytest.FixtureRequest) -> Decoder:
     """A decoder of odd sizes in one format on one library."""
     return made(isa, request.param)

@@ -87,6 +87,44 @@ class DrawOfRow(Structure):
     ]  # fmt: skip
 
 
+class Copy(Structure):
+    """`ssd_block_copy`."""
+
+    _fields_ = [("source", c_int64), ("target", c_int64), ("tokens", c_int64)]
+
+
+class LineOfBuild(Structure):
+    """`ssd_line`."""
+
+    _fields_ = [
+        ("table_at", c_int64), ("result_at", c_int64), ("limit", c_int64), ("length", c_int64),
+        ("first", c_int64), ("drawn", c_int64), ("copy", Copy),
+    ]  # fmt: skip
+
+
+class RowOfBuild(Structure):
+    """`ssd_build_row`."""
+
+    _fields_ = [
+        ("draw", DrawOfRow), ("end_at", c_int64), ("end_count", c_int64), ("token_at", c_int64),
+        ("tokens", c_int64), ("table_at", c_int64), ("length", c_int64), ("read", c_int64),
+        ("result_at", c_int64), ("line_at", c_int64), ("lines", c_int64), ("waiting", c_int64),
+        ("continues", c_int64),
+    ]  # fmt: skip
+
+
+class BuildCall(Structure):
+    """`ssd_build_call`."""
+
+    _fields_ = [
+        ("rows", c_int64), ("copies", c_int64), ("chunk", c_int64), ("steps", c_int64),
+        ("row", c_void_p), ("line", c_void_p), ("copy", c_void_p), ("token_ids", c_void_p),
+        ("end_ids", c_void_p), ("tables", c_void_p), ("drawn_vocab", c_int64), ("count", c_int64),
+        ("drawn", c_void_p), ("candidates", c_void_p), ("scores", c_void_p), ("step_tokens", c_void_p),
+        ("step_seconds", c_void_p), ("stop", c_void_p), ("progress", c_int32), ("threads", c_int32),
+    ]  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The library that serves, or None and why there is none. is_wrong: something else was asked for."""
@@ -156,6 +194,7 @@ def open_library(file: Path) -> ctypes.CDLL:
     library.ssd_unpack.restype = None
     library.ssd_product.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int32]
     library.ssd_forward.argtypes = [POINTER(Model), POINTER(KV), POINTER(Pass)]
+    library.ssd_build.argtypes = [POINTER(Model), POINTER(KV), POINTER(BuildCall)]
     library.ssd_read_seconds.argtypes = [c_void_p, c_int64, c_int32]
     library.ssd_read_seconds.restype = c_double
     return library

@@ -69,12 +69,65 @@ typedef struct ssd_pass {
   int64_t* drawn;                // [wanted]; SSD_SKIPPED behind a draft that was not drawn, or for count -1
   int64_t* candidates;           // [wanted, count]
   float* scores;                 // [wanted, count]
-  const int32_t* stop;           // polled between layers, or NULL
+  const int32_t* stop;           // polled between layers, or NULL; see ssd_stop
   int32_t threads;
   int32_t unused;
 } ssd_pass;
 
 enum { SSD_SKIPPED = -2 };
+
+// What a stop word says. Either ends a build; a pass that runs is given up for the second alone.
+enum ssd_stop { SSD_GO_ON = 0, SSD_STOP_AFTER_STEP = 1, SSD_STOP_AT_ONCE = 2 };
+
+// The first `tokens` slots of a block, which another one gets too, in all layers.
+typedef struct ssd_block_copy {
+  int64_t source, target, tokens;
+} ssd_block_copy;
+
+// A path that a build lets grow: a step reads its last token, and draws the next one behind it.
+typedef struct ssd_line {
+  int64_t table_at;     // where its block table begins: room for all that it may read
+  int64_t result_at;    // its first result; it has up to `limit` of them
+  int64_t limit;        // most tokens to draw
+  int64_t length;       // tokens read; grows
+  int64_t first;        // the token that it begins with, -1 for a line that is not open yet; set as it opens
+  int64_t drawn;        // tokens drawn; grows
+  ssd_block_copy copy;  // carried out as it opens; of 0 tokens: none
+} ssd_line;
+
+// One sequence of a build. Lines that wait open as soon as its trunk is read: either one for each of the likeliest
+// tokens there that do not end the answer, or, where it `continues`, one that begins by drawing a token there.
+typedef struct ssd_build_row {
+  ssd_draw draw;                // of all its tokens; position and count are the build's
+  int64_t end_at, end_count;    // the tokens that end the answer
+  int64_t token_at, tokens;     // what the trunk has not read yet
+  int64_t table_at, length;     // the trunk, and the tokens that it has read, which grow
+  int64_t read;                 // how many of `tokens` were read
+  int64_t result_at;            // what its last token draws; where it continues, the line's first result
+  int64_t line_at, lines, waiting;  // lines that are open, and those behind them that wait
+  int64_t continues;
+} ssd_build_row;
+
+// Steps until every line is done. Each one is a pass over the next token of every open line, and over the next
+// `chunk` tokens of every trunk.
+typedef struct ssd_build_call {
+  int64_t rows, copies, chunk, steps;  // steps: at most
+  ssd_build_row* row;                  // [rows]
+  ssd_line* line;                      // of row after row
+  const ssd_block_copy* copy;          // [copies] carried out first, one after the other
+  const int64_t* token_ids;            // what `token_at` counts in
+  const int64_t* end_ids;
+  const int64_t* tables;
+  int64_t drawn_vocab, count;  // draws choose among the first so many tokens, and rank so many candidates
+  int64_t* drawn;              // [results]
+  int64_t* candidates;         // [results, count]
+  float* scores;               // [results, count]
+  int64_t* step_tokens;        // [steps] tokens that each step fed
+  double* step_seconds;        // [steps]
+  const int32_t* stop;         // polled between steps and between layers, or NULL
+  int32_t progress;            // steps that are finished
+  int32_t threads;
+} ssd_build_call;
 
 // The instruction set that this library was compiled for, and the best one that this machine has.
 const char* ssd_isa(void);
@@ -95,6 +148,9 @@ void ssd_unpack(const ssd_matrix* matrix, float* weight);
 int ssd_product(const ssd_matrix* matrix, const float* x, int64_t rows, float* y, int32_t threads);
 // One forward pass: 0 done, 1 interrupted by the stop word, -1 memory is short.
 int ssd_forward(const ssd_decoder* decoder, const ssd_kv* kv, const ssd_pass* pass);
+// Steps of several paths: 0 all are done, 1 ended by the stop word, -1 memory is short. A step counts whole or not at
+// all: of one that was given up only the KV behind `length` is written.
+int ssd_build(const ssd_decoder* decoder, const ssd_kv* kv, ssd_build_call* call);
 // Reads `bytes` bytes once on each of `threads` threads; seconds.
 double ssd_read_seconds(const void* data, int64_t bytes, int32_t threads);
 

@@ -37,7 +37,7 @@ inline void draw_chains(const float* logits, int64_t vocab, const ssd_pass& pass
   for (int64_t row = 0; row < pass.wanted; ++row) {
     const int64_t expected = pass.expected[row];
     if (chain % team.size == team.rank) {
-      pass.drawn[row] = alive ? draw_at(logits, vocab, pass, row, scratches.of(team)) : SSD_SKIPPED;
+      pass.drawn[row] = alive ? draw_at(logits, vocab, pass, row, scratches.of(team)) : int64_t{SSD_SKIPPED};
       alive = alive && pass.drawn[row] == expected;
     }
     if (expected < 0) {

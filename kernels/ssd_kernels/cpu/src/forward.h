@@ -17,6 +17,8 @@ struct Workspace {
   Scratches draws;
 };
 
+inline int32_t says(const int32_t* stop) { return stop ? __atomic_load_n(stop, __ATOMIC_RELAXED) : SSD_GO_ON; }
+
 class Forward {
  public:
   Forward(const ssd_decoder& model, const ssd_kv& kv, const ssd_pass& pass, Workspace& space)
@@ -44,7 +46,7 @@ class Forward {
   void run(Team& team) {
     embed(team);
     for (int64_t index = 0; index < model_.layers; ++index) {
-      if (team.rank == 0 && pass_.stop && __atomic_load_n(pass_.stop, __ATOMIC_RELAXED)) interrupted_ = true;
+      if (team.rank == 0 && says(pass_.stop) == SSD_STOP_AT_ONCE) interrupted_ = true;
       team.barrier();
       if (interrupted_) return;
       attention_part(index, model_.layer[index], team);

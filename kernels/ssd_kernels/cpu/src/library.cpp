@@ -1,7 +1,7 @@
 // The C interface. The whole library is compiled once per instruction set; Python loads the one that fits.
 #include "api.h"
 
-#include "forward.h"
+#include "build.h"
 #include "sample_api.h"
 
 #define SSD_TEXT(name) #name
@@ -11,22 +11,6 @@ using namespace ssd;
 using namespace ssd::SSD_ISA;
 
 namespace {
-
-// Every lane's thread has a pool and a workspace of its own.
-Pool& pool() {
-  thread_local Pool pool;
-  return pool;
-}
-
-Workspace& workspace() {
-  thread_local Workspace space;
-  return space;
-}
-
-template <class Body>
-void in_parallel(int threads, Body body) {
-  pool().run(threads < 1 ? 1 : threads, [](void* argument, Team& team) { (*static_cast<Body*>(argument))(team); }, &body);
-}
 
 bool quantized_rows(const ssd_matrix& w, const float* x, int64_t count, Workspace& space, Rows& rows) {
   const int64_t groups = has_groups(w) ? groups_of(w) : 0;
@@ -88,6 +72,11 @@ int ssd_forward(const ssd_decoder* decoder, const ssd_kv* kv, const ssd_pass* pa
   if (!forward.prepare()) return -1;
   in_parallel(pass->threads, [&](Team& team) { forward.run(team); });
   return forward.interrupted() ? 1 : 0;
+}
+
+int ssd_build(const ssd_decoder* decoder, const ssd_kv* kv, ssd_build_call* call) {
+  thread_local BuildSpace space;
+  return Build(*decoder, *kv, *call, space).run();
 }
 
 double ssd_read_seconds(const void* data, int64_t bytes, int32_t threads) {
