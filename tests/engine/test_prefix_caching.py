@@ -16,6 +16,7 @@ from ssd_runtime.device.lane import Worker
 from ssd_runtime.errors import ComputeError
 from ssd_runtime.messages import RowFailure, VerifyCommand
 from ssd_runtime.speculation.model_draft import DecoderDraft
+from ssd_runtime.testing.engines import toy_engine
 from ssd_runtime.testing.rig import Rig, decoder_draft, draft_worker
 from ssd_runtime.testing.scripted import VOCAB
 from ssd_runtime.testing.toy import toy_decoder
@@ -256,3 +257,27 @@ def test_without_the_cache_nothing_is_kept() -> None:
     for name in ("first", "again"):
         assert answered(made, ask(name)).cached_tokens == 0
     assert made.blocks.num_cached == 0
+
+
+@pytest.mark.parametrize("policy", [*MODES, Mode.HYBRID])
+async def test_a_whole_engine_says_the_same_in_a_second_turn_and_with_the_cache_off(policy: Mode) -> None:
+    """On real lanes, drafts and builds in native calls where there are any: three turns, warm and cold."""
+    said: dict[str, list[tuple[int, ...]]] = {}
+    for caching in ("true", "false"):
+        chosen = [f"scheduler.policy={policy}", "engine.draft_model=toy/1", "engine.block_size=4"]
+        async with toy_engine(*chosen, f"engine.enable_prefix_caching={caching}") as engine:
+            text, answers = PROMPT, []
+            for number in range(3):
+                answers.append(await engine.complete(ask(f"{number}", (*text, number + 1))))
+                text = whole(answers[-1])
+            found = engine.snapshot()
+        said[caching] = [answer.token_ids for answer in answers]
+        drafted = sum(answer.speculation.draft_tokens for answer in answers)
+        assert sum(answer.speculation.accepted_tokens for answer in answers) >= 0.8 * drafted
+        cached = [answer.cached_tokens for answer in answers]
+        assert cached == ([0, 32, 48] if caching == "true" else [0, 0, 0])
+        assert (found.prefix_hits, found.cached_blocks > 0) == (sum(cached), caching == "true")
+        assert caching == "true" or found.draft_prefix_queries == 0
+        if policy is Mode.SPECULATIVE and caching == "true":  # builds of the other modes may be cut short
+            assert found.draft_prefix_hits >= 24 + 40
+    assert said["true"] == said["false"]
