@@ -425,14 +425,6 @@ async def test_preempted_requests_answer_as_if_alone() -> None:
     assert [answer.token_ids for answer in answers] == await plain(*requests)
 
 
-async def test_beyond_the_drafts_context_nothing_is_drafted() -> None:
-    """Case B52: no crash, plain's ids, and no drafts counted as refused."""
-    draft = ScriptedDraft(lambda token_ids: surely(1), max_context=8)
-    [answer] = await run(toy_engine("scheduler.policy=speculative", draft=draft), asked())
-    assert [answer.token_ids] == await plain(asked())
-    assert 0 < answer.speculation.draft_tokens <= 12
-
-
 async def test_a_draft_of_another_vocabulary_is_refused_by_name() -> None:
     """Case B57: the first token that differs is in the message."""
     model = toy_decoder(2)

@@ -49,6 +49,23 @@ async def test_the_shadow_is_read_for_each_row_of_its_own() -> None:
     assert await source.propose([row(5, 2), row(6, max_len=3)]) == [Proposal((5, 5)), NOTHING]
 
 
+async def test_the_draft_is_asked_only_for_rows_within_its_context() -> None:
+    """Case B52: as many tokens as it has room for, and no command where it has none."""
+    scripted = ScriptedLane()
+    source = DraftSource(DraftLane(lambda: scripted, name="d", patience=lambda: 60.0), 6)
+    running = asyncio.create_task(source.propose([row(), row(2, max_len=5)]))
+    await settle()
+    assert [(each.uid, each.max_len, room(each)) for each in scripted.commands[0].rows] == [
+        (1, 6, 2),
+        (2, 5, 1),
+    ]
+    scripted.complete([Proposal((7, 8)), Proposal((9,))])
+    assert await running == [Proposal((7, 8)), Proposal((9,))]
+    narrow = DraftSource(DraftLane(lambda: scripted, name="d", patience=lambda: 60.0), 4)
+    assert await narrow.propose([row()]) == [NOTHING]
+    assert len(scripted.commands) == 1
+
+
 async def test_a_draft_that_fails_proposes_nothing_for_every_row() -> None:
     """One command for all rows."""
     scripted = ScriptedLane()

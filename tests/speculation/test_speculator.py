@@ -29,12 +29,12 @@ class Known:
         self.name = name
         self.needs_draft = name == "draft"
         self.asked: list[list[int]] = []
-        self._tokens = tokens
+        self.tokens = tokens
 
     async def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
         """See `Source`."""
         self.asked.append([row.uid for row in rows])
-        return [Proposal(self._tokens.get(row.uid, ())) for row in rows]
+        return [Proposal(self.tokens.get(row.uid, ())) for row in rows]
 
 
 def sequence(wanted: SpeculationParams | None = None, max_len: int = 50) -> TokenSequence:
@@ -179,6 +179,50 @@ def test_drafts_end_where_the_sequence_or_the_drafts_context_does(
 ) -> None:
     """One place is left for the bonus."""
     assert Play(context=context).speculator.max_drafts(sequence(max_len=max_len)) == expected
+
+
+async def test_beyond_the_drafts_context_proposers_without_a_model_go_on() -> None:
+    """The draft is neither asked nor made to branch; its context is not theirs."""
+    other = Known("other", {})
+    play = Play(Mode.SSD, fallback=[other], context=5)
+    one = sequence()
+    other.tokens = {one.uid: (7, 8)}
+    [proposal] = await play.round([one], [Verdict(2, 9)], prepared())
+    assert (proposal.token_ids, proposal.source) == ((7, 8), "other")
+    assert play.lane.commands == []
+
+
+async def test_in_a_crowd_only_lookups_are_asked() -> None:
+    """Neither the outcome cache nor the fallbacks nor the draft; nothing is prepared."""
+    fallback, lookup = Known("fallback", {}), Known("lookup", {})
+    play = Play(RowMode.LOW_LATENCY, fallback=[fallback], lookups=[lookup])
+    one = sequence()
+    lookup.tokens = {one.uid: (7,)}
+    [proposal] = await play.round([one], [Verdict(1, 9)], prepared())
+    assert (proposal.token_ids, proposal.source, proposal.looked_up) == ((7,), "lookup", False)
+    assert (fallback.asked, play.drafting.asked, play.lane.commands) == ([], [], [])
+    assert not play.speculator.will_branch(play.rows(one))
+
+
+async def test_what_was_prepared_before_the_mode_changed_is_not_counted_as_a_miss_after_it() -> None:
+    """A look-up is made for the round behind a build, or not at all."""
+    play, one = Play(), sequence()
+    await play.round([one], [Verdict(0, 9)], prepared(Branch(0, 9, Proposal((5,)))))
+    fixed = FixedMode(RowMode.AUTOREGRESSIVE)
+    play.speculator.modes = Modes(fixed, has_draft=True)
+    await play.round([one], [Verdict(0, 9)], prepared())
+    fixed.mode = RowMode.SSD
+    [proposal] = await play.round([one], [Verdict(0, 9)], prepared())
+    assert not proposal.looked_up
+
+
+async def test_a_draft_out_of_service_leaves_the_target_all_cores() -> None:
+    """Nothing is prepared, so the lanes do not work together."""
+    play = Play()
+    play.lane.is_alive = False
+    assert not play.speculator.will_branch(play.rows(sequence()))
+    await play.round([sequence()], [Verdict(0, 9)], prepared())
+    assert play.lane.commands == []
 
 
 async def test_a_prompt_in_chunks_is_read_by_the_draft_but_nothing_is_prepared() -> None:
