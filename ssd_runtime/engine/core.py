@@ -15,7 +15,7 @@ import structlog
 
 from ssd_runtime.clock import Clock
 from ssd_runtime.engine.live import LiveRequest
-from ssd_runtime.engine.passes import checked_results, verify_command
+from ssd_runtime.engine.passes import checked_results, split, verify_command
 from ssd_runtime.engine.requests import LiveRequests
 from ssd_runtime.engine.scheduler import BatchRow, Scheduler
 from ssd_runtime.engine.target_lane import TargetLane
@@ -76,6 +76,7 @@ class EngineCore:
         self.scheduler = scheduler
         self.target = target
         self.num_violations = 0
+        self._clock = clock
         self._new_blocks = new_blocks
         self._speculator = speculator
         self._max_queue = max_queue
@@ -116,11 +117,13 @@ class EngineCore:
         self._requests.mark_scheduled(rows)
         proposals = await self._speculator.take(rows)
         command = verify_command(rows, proposals, self._speculator.will_branch(rows))
+        submitted = self._clock()
         verifying = self.target.submit(command)
         branching = self._speculator.branch(rows, proposals)
         self._requests.tell()
         results = await self._results(verifying, command)
         branching.stop()
+        self.scheduler.pacer.note(*split(command), self._clock() - submitted)
         for row, proposal, result in zip(rows, proposals, results, strict=True):
             self._requests.commit(row, proposal, result)
         if branching.is_running or self.scheduler.is_idle:

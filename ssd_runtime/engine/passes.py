@@ -17,6 +17,12 @@ def verify_command(rows: Sequence[BatchRow], proposals: Sequence[Proposal], toge
     return VerifyCommand(verified, together)
 
 
+def split(command: VerifyCommand) -> tuple[int, int]:
+    """Tokens of rows that decode, and of prompts."""
+    decoding = sum(row.num_tokens for row in command.rows if row.samples and len(row.token_ids) == 1)
+    return decoding, command.num_tokens - decoding
+
+
 def checked_results(results: Any, command: VerifyCommand) -> list[RowResult]:
     """The results of `command`; raises `ComputeError` where no worker in its senses gives them.
 

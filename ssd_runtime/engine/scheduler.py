@@ -1,10 +1,11 @@
 """Who is served next: admission, the rows of a round, preemption.
 
-Every row has a token of `max_batch_tokens` for itself; of the rest drafts get what they want, then prompts,
-in chunks. A request is admitted when all its tokens find blocks; blocks that hold the same beginning, of
-whomever, are shared and not read again. Its draft always has room, see `drafts.decoder_draft`. When a
-decoding row finds no block, the running request that the order puts last is preempted: it loses its
-blocks, keeps its tokens, and waits again.
+Every row has a token of `max_batch_tokens` for itself; of the rest drafts get what they want, then
+prompts, in chunks, and beside rows that decode no more than the pacer allows. A request is admitted when
+all its tokens find blocks; blocks that hold the same beginning, of whomever, are shared and not read
+again. Its draft always has room, see `drafts.decoder_draft`. When a decoding row finds no block, the
+running request that the order puts last is preempted: it loses its blocks, keeps its tokens, and waits
+again.
 
 A waiting request takes the place of running ones of strictly lower priority. Nobody takes it back from
 somebody more important, so what runs only ever gets more important, until a request ends: no livelock.
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ssd_runtime.engine.pacing import Pacer
 from ssd_runtime.memory.blocks import BlockManager
 from ssd_runtime.memory.preemption import Preemption
 from ssd_runtime.memory.prefix import PrefixStats, block_digests
@@ -56,6 +58,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.preemption = preemption or Preemption()
         self.prefix_stats = PrefixStats()
+        self.pacer = Pacer()
         self.blocks = blocks
         self._caches = enable_prefix_caching
         self._max_batch_size = max_batch_size
@@ -111,7 +114,7 @@ class Scheduler:
         self._admit()
         rows = self._decoding_rows(max_drafts)
         budget = self._max_batch_tokens - sum(row.num_feed + row.max_drafts for row in rows)
-        return rows + self._prefill_rows(budget)
+        return rows + self._prefill_rows(min(budget, self.pacer.allowance) if rows else budget)
 
     def _register(self, sequence: Sequence) -> None:
         """Whoever begins alike may share the blocks that are full by now."""
@@ -207,7 +210,7 @@ class Scheduler:
 
     def _prefill_rows(self, budget: int) -> list[BatchRow]:
         reading = [sequence for sequence in self.running if not sequence.is_decoding]
-        spare = budget - len(reading)
+        spare = max(0, budget - len(reading))
         rows = []
         for sequence in reading:
             rows.append(BatchRow(sequence, min(sequence.num_pending, 1 + spare), 0))
