@@ -25,7 +25,7 @@ from ssd_runtime.server.endpoints import Chat, Completions, Endpoint
 from ssd_runtime.server.errors import ClientGoneError, RefusedError
 from ssd_runtime.server.openapi import document
 from ssd_runtime.server.replies import Reply, error_response
-from ssd_runtime.server.service import Service
+from ssd_runtime.server.service import DEGRADED, Phase, Service
 from ssd_runtime.server.tokens import Work, detokenizing, done, tokenizing
 from ssd_runtime.telemetry.metrics import CONTENT_TYPE
 
@@ -111,7 +111,7 @@ async def _health(service: Service, request: Request) -> Response:
 
 async def _ready(service: Service, request: Request) -> Response:
     status = service.status()
-    return JSONResponse(status, status_code=200 if status["status"] == "ready" else 503)
+    return JSONResponse(status, status_code=200 if status["status"] in (Phase.READY, DEGRADED) else 503)
 
 
 async def _metrics(service: Service, request: Request) -> Response:

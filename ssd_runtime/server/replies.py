@@ -9,6 +9,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 import structlog
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -42,12 +43,14 @@ class Reply:
         self._service = service
         self._call = call
         self._limits = service.settings.server
+        self._headers: Mapping[str, str] = {}
         most_drafts = service.settings.engine.speculative_length
         self._wording = Wording(endpoint, call.request, service.model, most_drafts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; what goes wrong before the first byte is an error status, later it is an event."""
         request_id = self._call.request.id
+        self._headers = Headers(scope=scope)
         events = _Events(send, request_id, self._limits.send_timeout)
         try:
             async with self._service.serving(receive) as reason:
@@ -70,7 +73,7 @@ class Reply:
                 await error_response(error, request_id)(scope, receive, send)
 
     async def _whole(self) -> dict[str, Any]:
-        async with aclosing(self._service.pieces(self._call.request)) as stream:
+        async with aclosing(self._service.pieces(self._call.request, self._headers)) as stream:
             return self._wording.whole(answer_of([piece async for piece in stream]))
 
     async def _stream(self, events: _Events, reason: Reason) -> None:
@@ -98,7 +101,7 @@ class Reply:
 
     async def _put_events(self, outbox: Outbox) -> None:
         more = {"usage": None} if self._call.include_usage else {}
-        async with aclosing(self._service.pieces(self._call.request)) as stream:
+        async with aclosing(self._service.pieces(self._call.request, self._headers)) as stream:
             async for piece in stream:
                 outbox.put(_event(self._wording.chunk(piece) | more))
         if self._call.include_usage:

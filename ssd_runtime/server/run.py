@@ -15,7 +15,9 @@ import structlog
 
 from ssd_runtime.server.auth import configured_key
 from ssd_runtime.server.door import SIGNALS, Door, Server, listen
+from ssd_runtime.server.observing import observing
 from ssd_runtime.server.service import Phase, ServedEngine, Service
+from ssd_runtime.telemetry.spans import open_spans
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +40,7 @@ async def serve(service: Service, make: MakeEngine, door: Door) -> int:
 
     Raises what entering the engine raises: `ConfigError`, `ModelError`, `PluginError`.
     """
+    service.spans = open_spans(service.settings.server.otlp_endpoint, service.model)
     server = Server(service, configured_key(service.settings.server))
     serving: asyncio.Task[None] | None = None
     service.tell = door.tell
@@ -49,7 +52,8 @@ async def serve(service: Service, make: MakeEngine, door: Door) -> int:
                 await asyncio.to_thread(door.take_over)
                 serving = asyncio.create_task(server.serve(sockets=[door.listener]))
                 log.info("ready", model=service.model, max_model_len=service.max_context)
-                return await _until_stopped(service, asked)
+                async with observing(service):
+                    return await _until_stopped(service, asked)
         finally:
             server.should_exit = True
             if serving is not None:

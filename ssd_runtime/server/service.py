@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from enum import StrEnum
@@ -16,10 +15,12 @@ from starlette.types import Receive
 from ssd_runtime.clock import Clock, monotonic
 from ssd_runtime.errors import EngineClosedError, QueueFullError, RequestError
 from ssd_runtime.faces import AnsweringEngine
+from ssd_runtime.server.accounts import Account
 from ssd_runtime.server.lifetime import Reason, ending_early
 from ssd_runtime.settings.request import default_params
 from ssd_runtime.settings.schema import Settings
 from ssd_runtime.telemetry.metrics import Metrics
+from ssd_runtime.telemetry.spans import Spans
 from ssd_runtime.types import (
     EngineSnapshot,
     FinishReason,
@@ -51,6 +52,9 @@ class ServedEngine(AnsweringEngine, Protocol):
     def snapshot(self) -> EngineSnapshot: ...
 
 
+DEGRADED, FAILED = "degraded", "failed"
+
+
 class Phase(StrEnum):
     """Where the daemon is in its life."""
 
@@ -69,6 +73,7 @@ class Service:
         self.progress = "starting"
         self.tell: Callable[[str], None] = lambda progress: None
         self.metrics = Metrics(self.model, self.snapshot)
+        self.spans: Spans | None = None
         self.active = 0
         self._asking = 0
         self._engine: ServedEngine | None = None
@@ -104,19 +109,18 @@ class Service:
         self.tell(self.progress)
 
     def status(self) -> dict[str, Any]:
-        """What `/ready` tells."""
-        if not self.is_alive:
-            return {"status": "failed", "model": self.model, "reason": "the engine has stopped; see the log"}
-        if self.phase is not Phase.READY:
-            reason = self.progress if self.phase is Phase.LOADING else "a stop was asked for"
-            return {"status": self.phase.value, "model": self.model, "reason": reason}
+        """What `/ready` tells. `degraded` is ready too, though parts of the engine are out of service."""
+        if (refusal := self._refusal()) is not None:
+            return {"status": refusal[0], "model": self.model, "reason": refusal[1]}
+        now = self.snapshot()
+        reason = {"reason": "; ".join(f"{name}: {now.parts[name]}" for name in now.troubles)}
         return {
-            "status": self.phase.value,
+            "status": DEGRADED if now.troubles else self.phase.value,
             "model": self.model,
             "max_model_len": self.max_context,
             "mode": self.settings.scheduler.policy.value,
-            "parts": dict(self.snapshot().parts),
-        }
+            "parts": dict(now.parts),
+        } | (reason if now.troubles else {})
 
     async def use(self, engine: ServedEngine) -> None:
         """Serve with `engine`, once it has answered a first request."""
@@ -134,9 +138,16 @@ class Service:
 
     def check_admits(self) -> None:
         """Raise `EngineClosedError` when no request can be taken."""
-        status = self.status()
-        if status["status"] != Phase.READY:
-            raise EngineClosedError(f"the server takes no requests: {status['status']}, {status['reason']}")
+        if (refusal := self._refusal()) is not None:
+            raise EngineClosedError(f"the server takes no requests: {refusal[0]}, {refusal[1]}")
+
+    def _refusal(self) -> tuple[str, str] | None:
+        """The status in which no request can be taken, and why; None where they can."""
+        if not self.is_alive:
+            return FAILED, "the engine has stopped or no longer answers; see the log"
+        if self.phase is Phase.READY:
+            return None
+        return self.phase.value, self.progress if self.phase is Phase.LOADING else "a stop was asked for"
 
     def default_params(self) -> SamplingParams:
         """The sampling of requests that do not say."""
@@ -172,30 +183,24 @@ class Service:
             if not self.active:
                 self._idle.set()
 
-    async def pieces(self, request: Request) -> AsyncGenerator[Output, None]:
-        """The pieces of an answer, counted; raises what the engine raises."""
+    async def pieces(self, request: Request, headers: Mapping[str, str]) -> AsyncGenerator[Output, None]:
+        """The pieces of an answer, counted; raises what the engine raises. headers: of the HTTP request."""
         assert self._engine is not None
         reason = FinishReason.ERROR
-        before: dict[int, float] = {}
-        tokens: Counter[int] = Counter()
+        account = Account(request, headers, self.metrics, self.spans, self._clock)
         try:
             async with aclosing(self._engine.generate(request)) as stream:
                 async for piece in stream:
-                    now, last = self._clock(), before.get(piece.index)
-                    tokens[piece.index] += len(piece.token_ids)
-                    self.metrics.piece(len(piece.token_ids), None if last is None else now - last)
-                    before[piece.index], reason = now, piece.finish_reason or reason
+                    account.add(piece)
+                    reason = piece.finish_reason or reason
                     if reason is FinishReason.CANCELLED:
                         raise EngineClosedError("the engine was closed before the answer was finished")
-                    if piece.finish_reason and piece.timing:
-                        prompt = 0 if piece.index else len(piece.prompt_token_ids)
-                        self.metrics.timing(piece.timing, prompt, tokens[piece.index])
                     yield piece
         except (asyncio.CancelledError, GeneratorExit):
             reason = FinishReason.CANCELLED if reason is FinishReason.ERROR else reason
             raise
         finally:
-            self.metrics.ended(reason)
+            account.close(reason)
 
     async def drain(self, seconds: float) -> int:
         """Take no more requests, wait for those there are, cancel the rest; how many those were."""

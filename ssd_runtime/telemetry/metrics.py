@@ -7,23 +7,29 @@ of; see `ssd_runtime/stats.py` for what is counted. Every `Metrics` has a regist
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from copy import deepcopy
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from ssd_runtime.hooks.kinds import Observer
 from ssd_runtime.hooks.registry import Registry
 from ssd_runtime.hooks.specs import hookimpl
 from ssd_runtime.stats import RoundRecord, RoundTotals
-from ssd_runtime.types import EngineSnapshot, Timing
+from ssd_runtime.telemetry.buckets import Buckets
+from ssd_runtime.telemetry.engine_metrics import LABEL, PREFIX, EngineCollector
+from ssd_runtime.telemetry.lanes import LaneTimes
+from ssd_runtime.telemetry.traffic import Traffic
+from ssd_runtime.types import EngineSnapshot, SamplingParams, Timing
 
-PREFIX = "ssd:"
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-LABELS = ("model_name",)
-BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+SECONDS_BUCKETS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
+)
+LAG_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+TOKENS_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+CHOICES_BUCKETS = (1, 2, 5, 10, 20, 50, 100)
 TOKENS = {
     "prompt_tokens": "Prompt tokens of finished requests.",
     "generation_tokens": "Tokens that were handed over.",
@@ -34,39 +40,52 @@ SECONDS = {
     "request_time_per_output_token_seconds": "Of a request: decode time / (tokens - 1).",
     "e2e_request_latency_seconds": "Arrival to last token.",
     "request_queue_time_seconds": "Arrival to first scheduled.",
+    "request_prefill_time_seconds": "First scheduled to first token.",
+    "request_decode_time_seconds": "First to last token.",
+    "request_inference_time_seconds": "First scheduled to last token.",
+}
+SIZES = {
+    "request_prompt_tokens": ("Prompt tokens of a request.", TOKENS_BUCKETS),
+    "request_generation_tokens": ("Tokens of an answer.", TOKENS_BUCKETS),
+    "request_params_n": ("How many answers a request asked for.", CHOICES_BUCKETS),
+    "request_params_max_tokens": ("The max_tokens of requests that had one.", TOKENS_BUCKETS),
 }
 
 
 class Metrics:
     """What one server counts. An engine plugin: it hears of rounds as an observer.
 
-    `observe` runs on the engine's loop, everything else on the server's. `snapshot` gives the gauges
-    when they are read.
+    `observe` and what `lanes` hears run on the engine's loop, everything else on the server's. `snapshot`
+    gives the gauges when they are read. loop_lag: how long after its time the server's loop took something
+    up, in seconds.
     """
 
     def __init__(self, model_name: str, snapshot: Callable[[], EngineSnapshot]) -> None:
         registry = self._registry = CollectorRegistry()
-        registry.register(_Engine(model_name, snapshot, self.rounds))
+        self._model_name = model_name
         self._lock = threading.Lock()
         self._totals = RoundTotals()
-        self._num_drafts = 0
-        self._model_name = model_name
+        self._traffic = {"prompt_tokens": 0, "generation_tokens": 0}
         self._tokens = {
-            name: Counter(PREFIX + name, text, LABELS, registry=registry).labels(model_name)
+            name: Counter(PREFIX + name, text, (LABEL,), registry=registry).labels(model_name)
             for name, text in TOKENS.items()
         }
-        self._seconds = {
-            name: Histogram(PREFIX + name, text, LABELS, buckets=BUCKETS, registry=registry).labels(
+        described = {name: (text, SECONDS_BUCKETS) for name, text in SECONDS.items()} | SIZES
+        self._histograms = {
+            name: Histogram(PREFIX + name, text, (LABEL,), buckets=buckets, registry=registry).labels(
                 model_name
             )
-            for name, text in SECONDS.items()
+            for name, (text, buckets) in described.items()
         }
         self._ended = Counter(
             f"{PREFIX}request_success",
             "Requests that ended, by the reason.",
-            (*LABELS, "finished_reason"),
+            (LABEL, "finished_reason"),
             registry=registry,
         )
+        self.loop_lag = Buckets(LAG_BOUNDS)
+        self.lanes = LaneTimes(Buckets(LAG_BOUNDS))
+        registry.register(EngineCollector(model_name, snapshot, self.rounds, self.lanes, self.loop_lag))
 
     @hookimpl
     def ssd_register_observers(self, registry: Registry[Observer]) -> None:
@@ -77,29 +96,46 @@ class Metrics:
         """Count one verdict."""
         with self._lock:
             self._totals.add(record)
-            self._num_drafts += record.proposed > 0
 
-    def rounds(self) -> tuple[RoundTotals, int]:
-        """The sum of all records, and how many of them had a draft."""
+    def rounds(self) -> RoundTotals:
+        """The sum of all records so far."""
         with self._lock:
-            positions = list(self._totals.accepted_per_position)
-            return replace(self._totals, accepted_per_position=positions), self._num_drafts
+            return deepcopy(self._totals)
+
+    def traffic(self) -> Traffic:
+        """What was asked and answered so far."""
+        return Traffic(rounds=self.rounds(), **self._traffic)
 
     def piece(self, num_tokens: int, seconds: float | None) -> None:
         """A piece of an answer: its tokens, and the seconds since the piece before it, if there was one."""
-        self._tokens["generation_tokens"].inc(num_tokens)
+        self._count("generation_tokens", num_tokens)
         if seconds is not None:
-            self._seconds["inter_token_latency_seconds"].observe(seconds)
+            self._histograms["inter_token_latency_seconds"].observe(seconds)
 
-    def timing(self, timing: Timing, prompt_tokens: int, completion_tokens: int) -> None:
-        """The times of a request that was answered to its end."""
-        self._tokens["prompt_tokens"].inc(prompt_tokens)
-        self._seconds["time_to_first_token_seconds"].observe(timing.first_token_seconds)
-        self._seconds["e2e_request_latency_seconds"].observe(timing.total_seconds)
-        self._seconds["request_queue_time_seconds"].observe(timing.queue_seconds)
-        if completion_tokens > 1:
-            per_token = timing.decode_seconds / (completion_tokens - 1)
-            self._seconds["request_time_per_output_token_seconds"].observe(per_token)
+    def asked(self, params: SamplingParams, prompt_tokens: int) -> None:
+        """A request whose first answer has ended: what it was."""
+        self._count("prompt_tokens", prompt_tokens)
+        self._histograms["request_prompt_tokens"].observe(prompt_tokens)
+        self._histograms["request_params_n"].observe(params.n)
+        if params.max_tokens is not None:
+            self._histograms["request_params_max_tokens"].observe(params.max_tokens)
+
+    def answered(self, timing: Timing, tokens: int) -> None:
+        """An answer of so many tokens that came to its end."""
+        prefill = timing.first_token_seconds - timing.queue_seconds
+        seconds = {
+            "time_to_first_token_seconds": timing.first_token_seconds,
+            "e2e_request_latency_seconds": timing.total_seconds,
+            "request_queue_time_seconds": timing.queue_seconds,
+            "request_prefill_time_seconds": prefill,
+            "request_decode_time_seconds": timing.decode_seconds,
+            "request_inference_time_seconds": prefill + timing.decode_seconds,
+            "request_generation_tokens": tokens,
+        }
+        if tokens > 1:
+            seconds["request_time_per_output_token_seconds"] = timing.decode_seconds / (tokens - 1)
+        for name, value in seconds.items():
+            self._histograms[name].observe(value)
 
     def ended(self, reason: str) -> None:
         """A request ended, for whatever reason."""
@@ -109,72 +145,6 @@ class Metrics:
         """Everything, in the text format of Prometheus."""
         return generate_latest(self._registry)
 
-
-class _Engine(Collector):
-    """What is known of the engine when it is asked for."""
-
-    def __init__(
-        self,
-        model_name: str,
-        snapshot: Callable[[], EngineSnapshot],
-        rounds: Callable[[], tuple[RoundTotals, int]],
-    ) -> None:
-        self._model = model_name
-        self._snapshot = snapshot
-        self._rounds = rounds
-
-    def describe(self) -> list[Metric]:
-        """Nothing: the registry need not ask an engine that is not there yet."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        """Gauges of the engine and counters of its rounds."""
-        now = self._snapshot()
-        yield self._gauge("num_requests_running", "Requests in the batch.", now.running)
-        yield self._gauge("num_requests_waiting", "Requests in the queue.", now.waiting)
-        used = now.used_blocks / now.num_blocks
-        yield self._gauge("kv_cache_usage_perc", "Used part of the KV cache, 1 is full.", used)
-        yield self._gauge("num_requests_swapped", "Requests whose KV is in host memory.", now.swapped)
-        yield self._gauge("cpu_cache_usage_perc", "Used part of scheduler.swap_space.", now.swap_usage)
-        yield self._preemptions(now)
-        yield from self._prefixes("", now.prefix_queries, now.prefix_hits)
-        yield from self._prefixes("draft_", now.draft_prefix_queries, now.draft_prefix_hits)
-        totals, num_drafts = self._rounds()
-        yield self._counter("spec_decode_num_drafts", "Rounds with a draft.", num_drafts)
-        yield self._counter("spec_decode_num_draft_tokens", "Draft tokens verified.", totals.draft_tokens)
-        yield self._counter(
-            "spec_decode_num_accepted_tokens", "Draft tokens that were emitted.", totals.accepted_tokens
-        )
-        yield self._counter("spec_decode_cache_hits", "Proposals from the outcome cache.", totals.hits)
-        yield self._counter("spec_decode_cache_misses", "Lookups that found nothing.", totals.misses)
-        yield self._per_position(totals.accepted_per_position)
-
-    def _preemptions(self, now: EngineSnapshot) -> Metric:
-        text = "Requests that lost their KV to others, by what became of it."
-        family = CounterMetricFamily(f"{PREFIX}num_preemptions", text, labels=[*LABELS, "mode"])
-        family.add_metric([self._model, "recompute"], now.num_preemptions - now.num_swaps)
-        family.add_metric([self._model, "swap"], now.num_swaps)
-        return family
-
-    def _prefixes(self, whose: str, queries: int, hits: int) -> Iterator[Metric]:
-        name = f"{whose}prefix_cache"
-        yield self._counter(f"{name}_queries", "Tokens looked for in the prefix cache.", queries)
-        yield self._counter(f"{name}_hits", "Tokens found in the prefix cache.", hits)
-
-    def _per_position(self, accepted: list[int]) -> Metric:
-        name = f"{PREFIX}spec_decode_num_accepted_tokens_per_pos"
-        text = "Draft tokens that were emitted, by place in the draft."
-        family = CounterMetricFamily(name, text, labels=[*LABELS, "position"])
-        for position, count in enumerate(accepted):
-            family.add_metric([self._model, str(position)], count)
-        return family
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
-        family.add_metric([self._model], value)
-        return family
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(PREFIX + name, text, labels=LABELS)
-        family.add_metric([self._model], value)
-        return family
+    def _count(self, name: str, tokens: int) -> None:
+        self._tokens[name].inc(tokens)
+        self._traffic[name] += tokens

@@ -31,7 +31,7 @@ door = open_door(service)
 from ssd_runtime.testing.engines import toy_engine
 
 toy = ("scheduler.policy=ssd", "engine.draft_model=toy/1")
-make = lambda service: toy_engine(*toy, plugins=[service.metrics])
+make = lambda service: toy_engine(*toy, plugins=[service.metrics], trace=service.metrics.lanes)
 sys.exit(asyncio.run(serve(service, make, door)))
 """
 """Python that is a daemon with a toy model; its arguments are settings."""
@@ -50,7 +50,9 @@ from ssd_runtime.app import Engine
 from ssd_runtime.engine.thread import new_event_loop
 from ssd_runtime.testing.loop_watch import watched
 
-make = lambda service: Engine(loaded, progress=service.report, plugins=[service.metrics])
+make = lambda service: Engine(
+    loaded, progress=service.report, plugins=[service.metrics], trace=service.metrics.lanes
+)
 with asyncio.Runner(loop_factory=new_event_loop) as runner:
     serving = serve(service, make, door)
     sys.exit(runner.run(watched(serving, lambda: service.phase is Phase.READY)))

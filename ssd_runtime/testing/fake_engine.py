@@ -62,6 +62,7 @@ class FakeEngine:
         self.most_running = 0
         self.is_open = False
         self.is_alive = True
+        self.parts = {"draft": "ok"}
         self._script = script
 
     async def __aenter__(self) -> Self:
@@ -82,7 +83,7 @@ class FakeEngine:
 
     def snapshot(self) -> EngineSnapshot:
         """As many run as are being answered."""
-        return EngineSnapshot(running=self.running, parts={"draft": "ok"})
+        return EngineSnapshot(running=self.running, parts=self.parts)
 
     async def generate(
         self, request: Request | str, params: SamplingParams | None = None

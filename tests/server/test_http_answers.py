@@ -170,6 +170,17 @@ class TestState:
         assert ready.status == 200
         assert ready.json()["parts"] == {"draft": "ok"}
 
+    async def test_parts_that_are_out_of_service_make_it_degraded_and_requests_are_taken(self) -> None:
+        """Ready all the same; the reason names them."""
+        engine = FakeEngine()
+        async with served(engine) as (app, _):
+            engine.parts = {"draft": "out of service", "ngram": "ok"}
+            ready = await get(app, "/ready")
+            assert (await get(app, "/health")).status == 200
+            assert (await post(app, COMPLETIONS, {"prompt": "a"})).status == 200
+        assert ready.status == 200
+        assert (ready.json()["status"], ready.json()["reason"]) == ("degraded", "draft: out of service")
+
     async def test_a_dead_engine_is_unhealthy(self) -> None:
         """`/health`, `/ready` and requests all say 503."""
         engine = FakeEngine()

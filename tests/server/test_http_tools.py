@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -65,9 +64,7 @@ async def test_calls_and_results_of_earlier_turns_reach_the_template() -> None:
         ({"messages": [USER | {"name": "me"}]}, "messages.0.name"),
     ],
 )
-async def test_a_template_without_a_place_for_them_refuses_them(
-    fields: Mapping[str, Any], param: str
-) -> None:
+async def test_a_template_without_a_place_for_them_refuses_them(fields: dict[str, Any], param: str) -> None:
     """The model would never hear of what its client counts on."""
     model = toy_decoder(1)
     model.tokenizer.template_words = frozenset({"messages", "role", "content"})

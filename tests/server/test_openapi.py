@@ -96,7 +96,12 @@ async def toy_app() -> AsyncIterator[Starlette]:
 
 
 def body_of(path: str, fields: dict[str, Any]) -> dict[str, Any]:
-    given = {COMPLETIONS: PROMPT, CHAT: TURNS, "/tokenize": {"prompt": "A"}, "/detokenize": {"tokens": [34]}}
+    given: dict[str, dict[str, Any]] = {
+        COMPLETIONS: PROMPT,
+        CHAT: TURNS,
+        "/tokenize": {"prompt": "A"},
+        "/detokenize": {"tokens": [34]},
+    }
     return given[path] | fields
 
 
@@ -121,7 +126,7 @@ async def test_every_route_is_in_the_document(app: Starlette) -> None:
         (route.path.replace(":path", ""), method.lower())
         for route in app.routes
         if isinstance(route, Route) and not route.path.startswith("/admin")
-        for method in (route.methods or ()) - {"HEAD"}
+        for method in (route.methods or set()) - {"HEAD"}
     }
     document_routes = {
         (path, method)

@@ -31,7 +31,7 @@ def pieces(count: int, size: int) -> Callable[[Request], Iterable[Step]]:
 
 
 def settings(**server: float) -> Settings:
-    return Settings(server=ServerSettings(port=0, **server))  # type: ignore[arg-type]  # integers and floats
+    return Settings(server=ServerSettings(port=0, **server))
 
 
 class TestReaders:
