@@ -25,7 +25,6 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from ssd_runtime.types import Mode
 
 Bool = Annotated[bool, Strict()]
-Bool = Annotated[bool, Strict()]
 Int = Annotated[int, Strict()]
 Float = Annotated[float, Strict()]
 Name = Annotated[str, Field(min_length=1)]
@@ -135,10 +134,6 @@ class EngineSettings(_Section):
         "raw",
         description="Of which distribution log probabilities are: raw, the model's own; processed, what is "
         "drawn from, after penalties, bans, temperature and truncation.",
-    )
-    enable_prefix_caching: Bool = Field(
-        True,
-        description="Whether the KV of a prompt's beginning is kept and shared by requests that begin alike.",
     )
     enable_prefix_caching: Bool = Field(
         True,
