@@ -26,9 +26,11 @@ from ssd_plugins.rejection import RejectionSampler
 from ssd_plugins.suffix import SuffixProposer
 from ssd_runtime.device.lane import Worker
 from ssd_runtime.hooks.kinds import Proposer
-from ssd_runtime.messages import Draw, ForwardRow, Verdict
+from ssd_runtime.messages import Draw, ForwardRow, Rules, Verdict
 from ssd_runtime.models.loading import LoadedModel
 from ssd_runtime.sampling import chance, ratio
+from ssd_runtime.sampling.following import Followers
+from ssd_runtime.sampling.grammar import GrammarMask
 from ssd_runtime.sampling.odds import Odds, certain
 from ssd_runtime.speculation.commands import BuildCommand
 from ssd_runtime.speculation.fallback import ProposerSource
@@ -46,16 +48,26 @@ Q: Table = [(1, 1, 0, 0, 0), (0, 1, 1, 0, 0), (1, 0, 0, 1, 0), (0, 0, 1, 1, 0), 
 """The draft's halves: what follows each token."""
 PROMPT = (3, 0, 1, 2, 3, 4)
 """4 stands here only, and 1 follows it for certain."""
+UNRULED_Q: Table = [(1, 1, 2, 0, 0), (0, 1, 2, 1, 0), (1, 0, 2, 1, 0), (1, 0, 2, 1, 0), (0, 1, 0, 0, 0)]
 COMPARED = 3
 NO_LINE = Draw(0, 1.0).line
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The target's quarters, what follows each token; parts of each stream's grid, fine enough for them."""
+    """The target's quarters, what follows each token; parts of each stream's grid, fine enough for them.
+
+    has_grammar: one forbids the token 2, of which the target thinks much, and the draft in `UNRULED_Q`.
+    """
 
     p: Table
     sizes: dict[int, int]
+    has_grammar: bool = False
+
+    @property
+    def unruled_p(self) -> Table:
+        """What the model itself says."""
+        return [(*row[:2], 3, *row[3:]) for row in self.p] if self.has_grammar else self.p
 
 
 DRAWN = Setting(
@@ -66,7 +78,12 @@ CERTAIN = Setting(
     [(1, 1, 1, 1, 0), (2, 0, 2, 0, 0), (0, 2, 0, 2, 0), (2, 2, 0, 0, 0), (0, 4, 0, 0, 0)],
     {PROPOSAL_STREAM: 2, ACCEPT_STREAM: 4, RESIDUAL_STREAM: 6, BONUS_STREAM: 4},
 )
-"""For drafts that are drawn, and for those that are certain."""
+RULED = Setting(
+    [(1, 2, 0, 1, 0), (2, 1, 0, 1, 0), (2, 2, 0, 0, 0), (1, 1, 0, 2, 0), (0, 4, 0, 0, 0)],
+    {PROPOSAL_STREAM: 4, ACCEPT_STREAM: 2, RESIDUAL_STREAM: 2, BONUS_STREAM: 4},
+    has_grammar=True,
+)
+"""For drafts that are drawn, for those that are certain, and for those that a grammar rules."""
 
 
 class Words:
@@ -157,8 +174,36 @@ class Cut:
         return self._worker.execute(command)
 
 
-def model(budget: int, sampler: RejectionSampler) -> Worker:
-    draft = ScriptedDraft(lambda ids: torch.tensor(Q[ids[-1]], dtype=torch.float32).log(), vocab_size=VOCAB)
+class NoTwos:
+    """A grammar without the token 2, as `llguidance.LLMatcher` would have it."""
+
+    def validate_tokens(self, tokens: list[int]) -> int:
+        """How many of them may come."""
+        return next((i for i, token in enumerate(tokens) if token == 2), len(tokens))
+
+    def consume_token(self, sampled_token: int) -> bool:
+        """Nothing changes by it."""
+        return True
+
+    def rollback(self, num_tokens: int) -> bool:
+        """Nothing has changed."""
+        return True
+
+    def compute_bitmask(self) -> bytes:
+        """A bit for each token that may come."""
+        return bytes([0b11011])
+
+    def is_error(self) -> bool:
+        """Never."""
+        return False
+
+    def get_error(self) -> str:
+        """There is none."""
+        return ""
+
+
+def model(budget: int, sampler: RejectionSampler, q: Table = Q) -> Worker:
+    draft = ScriptedDraft(lambda ids: torch.tensor(q[ids[-1]], dtype=torch.float32).log(), vocab_size=VOCAB)
     return draft_worker(draft, budget, VOCAB, sampler)
 
 
@@ -192,6 +237,11 @@ KINDS: dict[str, tuple[Setting, set[str], Kind]] = {
         DRAWN,
         {"cache", "none"},
         lambda sampler: (Cut(model(1, sampler), 2), {"length": 3, "budget": 1}),
+    ),
+    "model draft under a grammar": (
+        RULED,
+        {"draft"},
+        lambda sampler: (model(0, sampler, UNRULED_Q), {"mode": Mode.SPECULATIVE, "length": 1}),
     ),
     "miss that n-grams fill": (
         CERTAIN,
@@ -239,12 +289,15 @@ async def two_rounds(kind: str, sampler: RejectionSampler, words: Words) -> tupl
     """The tokens that the prompt and two rounds give, and who proposed in them."""
     setting, _, make = KINDS[kind]
     worker, settings = make(sampler)
-    chain: Any = Chain(setting.p)
+    chain: Any = Chain(setting.unruled_p)
     target = LoadedModel(chain.config, chain, ToyTokenizer(VOCAB), "chain")
     rig = Rig(target, worker, sampler=sampler, **({"length": 1} | settings))
     params = SamplingParams(temperature=1.0, top_p=1.0, max_tokens=20, seed=1, ignore_eos=True)
     prediction = ' "! !"' if kind == "prediction" else None
     sequence = rig.submit(Request("a", prompt_token_ids=PROMPT, params=params, prediction=prediction))
+    if setting.has_grammar:
+        rules = Rules(len(PROMPT), grammar=lambda: GrammarMask(NoTwos(), frozenset()))
+        sequence.draw = replace(sequence.draw, rules=rules)
     for number in range(3):
         words.is_last_round = number == 2
         await rig.core.run_round()
@@ -319,9 +372,21 @@ def trimmed_by_its_own_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Drafting, "add", trimmed)
 
 
+def trimmed_where_the_grammar_forbids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """q is not masked; a draft ends before a token that was drawn and that the grammar forbids."""
+    add = Drafting.add
+    monkeypatch.setattr(Followers, "guess", lambda followers, rules, logits, *text: logits)
+
+    def trimmed(line: Drafting, pick: Pick) -> None:
+        add(line, replace(pick, token=-1) if pick.token == 2 else pick)
+
+    monkeypatch.setattr(Drafting, "add", trimmed)
+
+
 @pytest.mark.parametrize(
     ("wrong", "kind"),
     [
+        (trimmed_where_the_grammar_forbids, "model draft under a grammar"),
         (one_word_for_two_uses, "model draft"),
         (one_word_for_two_uses, "hit, or a miss that goes without"),
         (position_behind, "model draft"),
