@@ -168,14 +168,18 @@ def run(options: argparse.Namespace) -> tuple[Rates, list[str]]:
     prompts = load_prompts(options.prompts)
     if len(prompts) < options.batch:
         raise SSDError(f"--batch {options.batch}: there are only {len(prompts)} prompts")
-    makers = {
+    makers: dict[str, Callable[[], Peer]] = {
         "transformers": lambda: transformers(options, model),
         "llama.cpp": lambda: llama(options, model),
     }
+    wanted = options.peers.split(",")
     sets = [part for override in overrides for part in ("--set", override)]
     with ExitStack() as stack:
         ours = [stack.enter_context(closing(Ours(mode, sets))) for mode in options.modes.split(",")]
-        others = [stack.enter_context(closing(peer)) for peer in present(makers, _tell)]
+        others = [
+            stack.enter_context(closing(peer))
+            for peer in present({name: makers[name] for name in makers if name in wanted}, _tell)
+        ]
         works = works_of(prompts, [ours[0].prompt_ids(prompt) for prompt in prompts], options)
         for peer in [*ours, *others]:  # the first answer of an engine allocates and compiles
             peer.rate(replace(works[0], short=1, long=9))
@@ -203,6 +207,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--llama-batched-bench", type=Path, metavar="PATH", help="the same, for --batch")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="prompts answered at once")
     parser.add_argument("--modes", default="hybrid", help="ours, separated by commas")
+    parser.add_argument("--peers", default="transformers,llama.cpp", help="theirs, separated by commas")
     parser.add_argument("--tokens", nargs=2, type=int, default=[16, 272], metavar=("SHORT", "LONG"))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--threads", type=int, default=len(available_cores()), help="the peers' threads")
