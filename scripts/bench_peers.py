@@ -172,14 +172,11 @@ def run(options: argparse.Namespace) -> tuple[Rates, list[str]]:
         "transformers": lambda: transformers(options, model),
         "llama.cpp": lambda: llama(options, model),
     }
-    wanted = options.peers.split(",")
+    chosen = {name: makers[name] for name in makers if name in options.peers.split(",")}
     sets = [part for override in overrides for part in ("--set", override)]
     with ExitStack() as stack:
         ours = [stack.enter_context(closing(Ours(mode, sets))) for mode in options.modes.split(",")]
-        others = [
-            stack.enter_context(closing(peer))
-            for peer in present({name: makers[name] for name in makers if name in wanted}, _tell)
-        ]
+        others = [stack.enter_context(closing(peer)) for peer in present(chosen, _tell)]
         works = works_of(prompts, [ours[0].prompt_ids(prompt) for prompt in prompts], options)
         for peer in [*ours, *others]:  # the first answer of an engine allocates and compiles
             peer.rate(replace(works[0], short=1, long=9))
