@@ -83,7 +83,7 @@ class DraftLane:
     def tell(self, command: Any) -> None:
         """Queue a command whose result nobody needs, even behind one that is stuck."""
         if self.status in (OK, STUCK):
-            self._supply.lane.submit(command).add_done_callback(_retrieve)
+            self._supply.lane.submit(command).add_done_callback(lambda told: self._hear(told, command))
 
     async def run(self, command: Any) -> Any | None:
         """Submit and wait; None when the draft failed or was not asked."""
@@ -119,6 +119,11 @@ class DraftLane:
         self._stuck, self._overdue_since = future, self._clock()
         future.add_done_callback(_retrieve)
 
+    def _hear(self, told: asyncio.Future[Any], command: Any) -> None:
+        error = None if told.cancelled() else told.exception()
+        if error is not None and self.status in (OK, STUCK):
+            self._count_fault(error, command)
+
     def _count_fault(self, error: BaseException, command: Any) -> None:
         self._faults += 1
         log.warning("the draft failed", draft=self.name, command=command.kind, error=repr(error))
@@ -137,6 +142,8 @@ class DraftLane:
             self._restart()
 
     def _take_out(self, reason: str) -> None:
+        if self._retry_at is not None:
+            return
         now = self._clock()
         if now - self._started >= STEADY_SECONDS:
             self._pause = FIRST_PAUSE

@@ -74,6 +74,11 @@ class DraftWorker:
             case ForgetCommand():
                 return self._forget(command.uids)
 
+    def check(self) -> None:
+        """Assert that the trunks hold every block of the draft's memory that is neither free nor cached."""
+        if isinstance(self._draft, DecoderDraft):
+            self._draft.blocks.check([table for trunk in self._trunks.values() for table in trunk.tables])
+
     def _propose(self, command: DraftCommand) -> list[Proposal]:
         drafts: list[RowDraft] = []
         self._run(drafts, (RowDraft(row, self._trunk(row.uid)) for row in command.rows), command)
@@ -120,6 +125,8 @@ class DraftWorker:
         for uid in uids:
             if trunk := self._trunks.pop(uid, None):
                 trunk.drop()
+        if not self._trunks:
+            self.check()
 
     def _trunk(self, uid: int) -> Trunk:
         if uid not in self._trunks:

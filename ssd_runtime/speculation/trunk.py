@@ -47,6 +47,11 @@ class Trunk:
         self.path = Path(draft.new(), 0)
         self._branches: list[Path] = []
 
+    @property
+    def tables(self) -> list[list[int]]:
+        """The block tables of all paths."""
+        return [path.state.table for path in (self.path, *self._branches)]
+
     def align(self, token_ids: list[int], num_settled: int = 0) -> list[int]:
         """Make the trunk a prefix of `token_ids`; what it has not read of them, at least the last one.
 

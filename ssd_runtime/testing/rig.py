@@ -150,6 +150,7 @@ class Rig:
         )
         self._model = target
         self._target_lane = TargetLane(self._start_target, self.settings.target_pauses)
+        self._draft_worker = draft
         self.draft = self._lane("draft", draft)
         self.speculator = self._speculator(has_draft=draft is not None)
         self.core = self._core()
@@ -203,10 +204,11 @@ class Rig:
         return answer_of([piece for piece in pieces if isinstance(piece, Output)])
 
     def check_blocks(self) -> None:
-        """Every block is free or in exactly the tables of the sequences that are here."""
+        """Every block is free, cached or in a table of a sequence that is here; the draft's likewise."""
         scheduler = self.core.scheduler
         scheduler.blocks.check([sequence.table for sequence in (*scheduler.running, *scheduler.waiting)])
         assert self.core.num_violations == 0
+        getattr(self._draft_worker, "check", lambda: None)()
 
     def _lane(self, name: str, worker: Worker | None) -> ScriptedLane:
         return ScriptedLane(name, worker=worker, automatic=self.settings.automatic, journal=self.journal)

@@ -58,6 +58,10 @@ class Interrupted:
             command = replace(command, stop=CountedStop(self._random.choice((0, 1, 2, 3, 4, 99))))
         return self._worker.execute(command)
 
+    def check(self) -> None:
+        """The worker's own check, where it has one."""
+        getattr(self._worker, "check", lambda: None)()
+
 
 class Restless:
     """A mode controller that takes another mode every round."""

@@ -74,6 +74,17 @@ async def test_a_success_forgives_the_failures_before_it() -> None:
     assert draft.status == "ok"
 
 
+async def test_a_command_that_nobody_waits_for_is_a_fault_too_when_it_fails() -> None:
+    """Such as books that do not balance when the last sequence was forgotten."""
+    scripted = ScriptedLane()
+    draft = lane(scripted)
+    for _ in range(MAX_FAULTS):
+        draft.tell(ForgetCommand((1,)))
+        scripted.fail(AssertionError("a block is neither free nor held"))
+    await settle()
+    assert draft.status == "out of service"
+
+
 async def test_a_draft_that_takes_too_long_is_asked_to_stop_first() -> None:
     """What it has by then is still of use."""
     scripted = ScriptedLane()

@@ -148,6 +148,18 @@ def test_a_proposal_that_was_rejected_leaves_nothing_behind() -> None:
     draft.blocks.check([])
 
 
+def test_a_block_that_nobody_holds_is_noticed_when_the_last_sequence_is_forgotten() -> None:
+    """As long as there are others it is theirs to hold."""
+    draft = remembering()
+    worker = draft_worker(draft)
+    rows = tuple(DraftRow(uid, (1, 2, 3), GREEDY, 4, 100) for uid in (1, 2))
+    worker.execute(BuildCommand(rows, StopWord()))
+    draft.blocks.grow([], 1)
+    worker.execute(ForgetCommand((1,)))
+    with pytest.raises(AssertionError, match="holders"):
+        worker.execute(ForgetCommand((2,)))
+
+
 def test_a_draft_without_a_prefix_cache_reads_everything() -> None:
     """A plugin's draft has five verbs and need not have more."""
     scripted = ScriptedDraft(lambda token_ids: surely(1))
