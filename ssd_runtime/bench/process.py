@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ssd_runtime.bench.answering import Block, Pass, Recorder, answer_block
+from ssd_runtime.engine.thread import new_event_loop
 from ssd_runtime.errors import SSDError
 from ssd_runtime.faces import AnsweringEngine
 from ssd_runtime.types import Request
@@ -88,7 +89,8 @@ class EngineProcess:
 
 def serve(connection: Connection, make: MakeEngine, warm_up: Request) -> None:
     """The other process: answer blocks until None comes, or whoever asked is gone."""
-    asyncio.run(_serve(connection, make, warm_up))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_serve(connection, make, warm_up))
 
 
 async def _serve(connection: Connection, make: MakeEngine, warm_up: Request) -> None:

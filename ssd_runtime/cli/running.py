@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_runtime.cli.progress import WaitLine, ticking
+from ssd_runtime.engine.thread import new_event_loop
 from ssd_runtime.errors import SSDError
 from ssd_runtime.faces import AnsweringEngine
 from ssd_runtime.settings.load import Loaded
@@ -39,7 +40,8 @@ def descriptor(name: str) -> int:
 def run(main: Coroutine[Any, Any, int]) -> int:
     """Run a command to its exit status; Ctrl-C cancels it and gives 130."""
     try:
-        return asyncio.run(_interruptible(main))
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            return runner.run(_interruptible(main))
     except (KeyboardInterrupt, asyncio.CancelledError):
         note("interrupted")
         return INTERRUPTED
