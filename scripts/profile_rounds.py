@@ -24,6 +24,7 @@ from typing import Any
 from ssd_runtime.app import Engine
 from ssd_runtime.clock import monotonic
 from ssd_runtime.device.lane import CommandRecord
+from ssd_runtime.engine.thread import new_event_loop
 from ssd_runtime.settings.load import load_settings
 from ssd_runtime.stats import RoundRecord
 from ssd_runtime.types import Request, SamplingParams
@@ -52,7 +53,7 @@ class Recorder:
 
 @dataclass(slots=True)
 class Watched:
-    """The target's lane as the loop sees it, with the times of submissions and of results."""
+    """The target's lane as the loop sees it, with the times of its passes' submissions and results."""
 
     lane: Any
     submitted: list[float] = field(default_factory=list)
@@ -64,6 +65,10 @@ class Watched:
         future: asyncio.Future[Any] = self.lane.submit(command)
         future.add_done_callback(lambda _: self.resumed.append(monotonic()))
         return future
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the lane's own."""
+        return getattr(self.lane, name)
 
 
 @dataclass(slots=True)
@@ -98,7 +103,7 @@ async def measured(
     recorder, rounds = Recorder(), Rounds(profiler)
     async with Engine(load_settings(None, overrides, {}), trace=recorder) as engine:
         core: Any = engine._running.core
-        core._target = lane = Watched(core._target)
+        core.target = lane = Watched(core.target)
         core.run_round = rounds.watch(core.run_round)
         await asyncio.gather(*(engine.complete(request) for request in requests(batch, options.max_tokens)))
     there = [record.started - at for record, at in zip(recorder.passes, lane.submitted, strict=True)]
@@ -135,7 +140,8 @@ def main() -> None:
     told(["---"] * len(HEADER))
     for batch in map(int, options.batches.split(",")):
         for mode in options.modes.split(","):
-            told(asyncio.run(measured(mode, batch, options, profiler)))
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                told(runner.run(measured(mode, batch, options, profiler)))
     if profiler is not None:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
 
