@@ -31,7 +31,7 @@ from ssd_runtime.testing.scripted import (
     mixing,
 )
 from ssd_runtime.testing.toy import toy_decoder
-from ssd_runtime.types import Answer, FinishReason, Mode, Request, SamplingParams, SpeculationParams
+from ssd_runtime.types import Answer, FinishReason, Mode, Request, RowMode, SamplingParams, SpeculationParams
 
 TARGET, OTHER = toy_decoder(1), toy_decoder(2)
 Texts = Sequence[Sequence[int]]
@@ -66,13 +66,18 @@ class Interrupted:
 class Restless:
     """A mode controller that takes another mode every round."""
 
+    looks_up = True
+
     def __init__(self) -> None:
-        self.mode = Mode.AUTOREGRESSIVE
+        self.mode = RowMode.AUTOREGRESSIVE
         self._random = Random(0)
+
+    def note_load(self, num_requests: int) -> None:
+        """Whatever the load."""
 
     def note_round(self, tokens: int, seconds: float) -> None:
         """Change the mode."""
-        self.mode = self._random.choice((Mode.AUTOREGRESSIVE, Mode.SPECULATIVE, Mode.SSD, Mode.SSD))
+        self.mode = self._random.choice((*RowMode, RowMode.SSD))
 
 
 def worker(kind: str, texts: Texts, budget: int) -> Worker:
