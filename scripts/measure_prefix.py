@@ -76,15 +76,14 @@ async def measure(options: argparse.Namespace) -> list[Turn]:
     """Every repetition; one more comes first and is not counted."""
     load_model = SharedModels().loader(TARGET_FORM)
     chosen = [*SETTINGS, f"scheduler.policy={options.mode}", *options.set]
-    engines = [
-        Engine(
-            load_settings(None, [*chosen, f"engine.enable_prefix_caching={caching}"]), load_model=load_model
-        )
-        for caching in ("true", "false")
-    ]
-    async with engines[0], engines[1]:
+    caching, plain = (
+        Engine(load_settings(None, [*chosen, f"engine.enable_prefix_caching={on}"]), load_model=load_model)
+        for on in ("true", "false")
+    )
+    async with caching, plain:
         turns = [
-            await second_turn(number, *engines, options.sentences) for number in range(options.repeats + 1)
+            await second_turn(number, caching, plain, options.sentences)
+            for number in range(options.repeats + 1)
         ]
     return turns[1:]
 

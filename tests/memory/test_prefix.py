@@ -35,7 +35,7 @@ class PrefixCache(RuleBasedStateMachine):
     """Owners that match, read, branch, settle, cut and leave in any order.
 
     The KV of a position is the text up to it: what a block should hold is known from the text alone. The
-    naive model of the cache: texts with their blocks, and a list of blocks in the order in which they were left.
+    naive model of the cache: texts with their blocks, and the blocks that were left, in that order.
     """
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class PrefixCache(RuleBasedStateMachine):
         length = min(length, len(owner.text))
         before = list(owner.table)
         last = owner.table[length // SIZE] if length % SIZE else None
-        shared = sum(table.count(last) for table in self.holders()) > 1
+        shared = last is not None and sum(table.count(last) for table in self.holders()) > 1
         if shared and not self.give(1):
             with pytest.raises(OutOfBlocks):
                 self.manager.trim(owner.table, length)
