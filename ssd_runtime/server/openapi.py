@@ -108,8 +108,12 @@ def _generating(summary: str, name: str) -> Schema:
     operation = _posting(summary, f"{name}Body", name, (*_POSTED, 504))
     answer = operation["post"]["responses"]["200"]
     answer["headers"] = _REQUEST_ID
+    data = {
+        "anyOf": [{"$ref": REFERENCE.format(model=f"{name}Chunk")}, {"$ref": REFERENCE.format(model="Error")}]
+    }
+    event = {"type": "string", "contentMediaType": JSON, "contentSchema": data}
     answer["content"]["text/event-stream"] = {
-        "schema": {"type": "string"},
+        "schema": {"type": "object", "properties": {"data": event}, "required": ["data"]},
         "description": f"With stream: true. The data of events are {name}Chunk or Error, the last is [DONE].",
     }
     return operation
