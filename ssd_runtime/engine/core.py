@@ -15,7 +15,7 @@ import structlog
 
 from ssd_runtime.clock import Clock
 from ssd_runtime.engine.live import LiveRequest
-from ssd_runtime.engine.passes import checked_results, split, verify_command
+from ssd_runtime.engine.passes import checked_results, origin, split, verify_command
 from ssd_runtime.engine.requests import LiveRequests
 from ssd_runtime.engine.scheduler import BatchRow, Scheduler
 from ssd_runtime.engine.target_lane import TargetLane
@@ -94,6 +94,7 @@ class EngineCore:
             while not self._closing.is_set():
                 if self.scheduler.is_idle:
                     self.check_books()
+                    self._speculator.note_load(0)
                     await self._wake.wait()
                     self._wake.clear()
                 else:
@@ -189,7 +190,7 @@ class EngineCore:
         try:
             return checked_results(await verifying, command)
         except Exception as error:
-            log.exception("the target failed", rows=command.num_rows)
+            log.error("the target failed", rows=command.num_rows, error=repr(error), at=origin(error))
             self._target_failed = True
             return [RowFailure(f"the target model failed: {error!r}")] * command.num_rows
 

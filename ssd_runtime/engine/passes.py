@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ssd_runtime.engine.scheduler import BatchRow
 from ssd_runtime.errors import ComputeError
 from ssd_runtime.messages import RowFailure, RowResult, Verdict, VerifyCommand, VerifyRow
 from ssd_runtime.speculation.proposal import Proposal
+
+ORIGIN_FRAMES = 4
 
 
 def verify_command(rows: Sequence[BatchRow], proposals: Sequence[Proposal], together: bool) -> VerifyCommand:
@@ -34,6 +38,12 @@ def checked_results(results: Any, command: VerifyCommand) -> list[RowResult]:
         if not _is_possible(row, result):
             raise ComputeError(f"got {result!r} for a row with {len(row.drafts)} drafts")
     return list(results)
+
+
+def origin(error: BaseException) -> str:
+    """Where `error` was raised, innermost first; without the values of that moment, which are prompts."""
+    frames = reversed(traceback.extract_tb(error.__traceback__)[-ORIGIN_FRAMES:])
+    return ", ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
 
 
 def _is_possible(row: VerifyRow, result: RowResult) -> bool:

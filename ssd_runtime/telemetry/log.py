@@ -41,4 +41,6 @@ def _rendering(form: str) -> Sequence[Processor]:
     if form == "json":
         return (structlog.processors.format_exc_info, structlog.processors.JSONRenderer())
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    return (structlog.dev.ConsoleRenderer(colors=is_terminal),)
+    # the default shows the values of local variables, which are prompts, and takes seconds
+    plain = structlog.dev.plain_traceback
+    return (structlog.dev.ConsoleRenderer(colors=is_terminal, exception_formatter=plain),)
