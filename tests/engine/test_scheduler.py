@@ -155,6 +155,7 @@ def test_the_youngest_is_preempted_first_and_comes_back_first() -> None:
     world.round()
     assert world.preempted == [young]
     assert (young.kv_len, young.epoch, young.table, young.num_generated) == (0, 1, [], 2)
+    assert young.num_registered == 0
     assert world.scheduler.waiting == [young, new]
     assert old in world.scheduler.running
 
