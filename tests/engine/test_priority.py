@@ -14,6 +14,10 @@ from ssd_runtime.errors import RequestError
 from ssd_runtime.memory.blocks import BlockManager
 from ssd_runtime.messages import Draw
 from ssd_runtime.sequence import Sequence
+from ssd_runtime.server.service import Service
+from ssd_runtime.settings.request import parse_request
+from ssd_runtime.settings.schema import Settings
+from ssd_runtime.testing import asgi
 from ssd_runtime.testing.engines import toy_engine
 from ssd_runtime.testing.rig import Rig
 from ssd_runtime.testing.toy import toy_decoder
@@ -165,3 +169,27 @@ def test_first_come_first_served_says_that_it_looks_at_no_priority() -> None:
     """Other orders are taken to look at it."""
     assert FirstComeFirstServed.uses_priority is False
     assert getattr(by_priority(), "uses_priority", True)
+
+
+def parsed(**fields: Any) -> Request:
+    return parse_request({"prompt": "a", **fields}, index=0, defaults=SamplingParams())
+
+
+def test_a_priority_is_an_integer_of_either_sign() -> None:
+    """In JSON lines and in HTTP bodies; left out, or null, it is 0."""
+    assert [parsed(priority=value).priority for value in (-3, 0, 7, None)] == [-3, 0, 7, 0]
+    assert parsed().priority == 0
+    for value in ("high", True, 1.5, [1]):
+        with pytest.raises(RequestError, match=r"priority: got .*, expected an integer"):
+            parsed(priority=value)
+
+
+@pytest.mark.parametrize(("order", "status"), [("priority", 200), ("fcfs", 400)])
+async def test_over_http_it_is_taken_or_refused_likewise(order: str, status: int) -> None:
+    """With the name of the field."""
+    engine = toy_engine("scheduler.policy=autoregressive", f"scheduler.order={order}")
+    async with asgi.served(engine, Service(Settings())) as (app, _):
+        exchange = await asgi.post(app, "/v1/completions", {"prompt": "a", "max_tokens": 2, "priority": 2})
+    assert exchange.status == status
+    if status == 400:
+        assert exchange.json()["error"]["param"] == "priority"
