@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Sequence
-from ctypes import addressof
+from ctypes import addressof, sizeof
 from dataclasses import dataclass, field
 from typing import Any
 
-from ssd_kernels.cpu.library import BuildCall, Copy, DrawOfRow, LineOfBuild, RowOfBuild
+from ssd_kernels.cpu.library import BuildCall, DrawOfRow, LineOfBuild, RowOfBuild
 from ssd_kernels.cpu.matrix import num_threads
 from ssd_runtime.messages import BlockCopy, Draw, StopWord
-from ssd_runtime.sampling.draw import DraftStep
 
 UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What was drawn behind adjacent tokens: each time a token, candidates and their scores.
+
+    Where numbers are of no use the token is negative, and the rest means nothing.
+    """
+
+    token_ids: Sequence[int] = ()
+    candidates: Sequence[tuple[int, ...]] = ()
+    scores: Sequence[tuple[float, ...]] = ()
+
+    def between(self, first: int, end: int) -> Draws:
+        """Those from number `first` on, before `end`."""
+        return Draws(self.token_ids[first:end], self.candidates[first:end], self.scores[first:end])
 
 
 @dataclass(slots=True)
@@ -22,7 +37,7 @@ class BuildLine:
 
     table: blocks with room for all that it may read. length: tokens read, or that will have been when it
     opens. first: the token that it reads next; UNKNOWN for a line that waits. limit: most tokens to draw.
-    copy: carried out as it opens. Filled in: length, first, and a step for each token read.
+    copy: carried out as it opens. Filled in: length, and the draws behind the tokens read.
     """
 
     table: list[int]
@@ -30,7 +45,7 @@ class BuildLine:
     first: int
     limit: int
     copy: BlockCopy | None = None
-    steps: Sequence[DraftStep] = ()
+    draws: Draws = Draws()
 
 
 @dataclass(slots=True)
@@ -40,8 +55,8 @@ class BuildRow:
     When all of `token_ids` are read, the lines in `waiting` open: one for each of the likeliest tokens there
     that are not in `end_ids`; or, where the row `continues`, one that goes on in the trunk's own blocks with
     the token drawn there.
-    Filled in: read, how many of `token_ids`; step, the draw behind the last of them; opened, how many of
-    `waiting`.
+    Filled in: read, how many of `token_ids`; draws, the one behind the last of them, if that was read;
+    opened, how many of `waiting`.
     """
 
     draw: Draw
@@ -53,7 +68,7 @@ class BuildRow:
     waiting: list[BuildLine] = field(default_factory=list)
     continues: bool = False
     read: int = 0
-    step: DraftStep | None = None
+    draws: Draws = Draws()
     opened: int = 0
 
 
@@ -81,12 +96,13 @@ class BuildArrays:
         self._tables: list[int] = []
         self._token_ids: list[int] = []
         self._end_ids: list[int] = []
-        self._lines: list[LineOfBuild] = []
+        self._lines: list[int] = []
         rows = [self._row(row) for row in build.rows]
         steps = max(map(self._most_steps, build.rows), default=0)
         self._rows = (RowOfBuild * len(rows))(*rows)
-        self._line_array = (LineOfBuild * len(self._lines))(*self._lines)
-        copies = (Copy * len(build.copies))(*map(_copy, build.copies))
+        lines = array("q", self._lines)
+        self._line_array = (LineOfBuild * (8 * len(lines) // sizeof(LineOfBuild))).from_buffer(lines)
+        copies = array("q", [number for copy in build.copies for number in _numbers(copy)])
         self._drawn = array("q", bytes(8 * self._results))
         self._candidates = array("q", bytes(8 * self._results * self._count))
         self._scores = array("f", bytes(4 * self._results * self._count))
@@ -99,8 +115,8 @@ class BuildArrays:
             chunk=build.chunk,
             steps=steps,
             row=addressof(self._rows),
-            line=addressof(self._line_array),
-            copy=addressof(copies),
+            line=_address(lines),
+            copy=_address(copies),
             token_ids=_address(inputs[0]),
             end_ids=_address(inputs[1]),
             tables=_address(inputs[2]),
@@ -117,8 +133,10 @@ class BuildArrays:
 
     def note(self) -> list[tuple[int, float]]:
         """After the call: fill in what every row and line reached; tokens and seconds of each step."""
+        candidates = list(zip(*[iter(self._candidates)] * self._count, strict=True))
+        draws = Draws(self._drawn, candidates, list(zip(*[iter(self._scores)] * self._count, strict=True)))
         for row, values in zip(self._build.rows, self._rows, strict=True):
-            self._note_row(row, values)
+            self._note_row(row, values, draws)
         done = self.values.progress
         return list(zip(self._step_tokens[:done], self._step_seconds[:done], strict=True))
 
@@ -133,7 +151,7 @@ class BuildArrays:
             table_at=self._table(row.table),
             length=row.length,
             result_at=self._results,
-            line_at=len(self._lines),
+            line_at=8 * len(self._lines) // sizeof(LineOfBuild),
             lines=len(row.lines),
             waiting=len(row.waiting),
             continues=row.continues,
@@ -143,10 +161,16 @@ class BuildArrays:
         # a line that continues the trunk begins with the trunk's own result
         self._results += 0 if row.continues and row.waiting else 1
         for line in (*row.lines, *row.waiting):
-            copy = Copy() if line.copy is None else _copy(line.copy)
             table_at = values.table_at if line.table is row.table else self._table(line.table)
-            self._lines.append(
-                LineOfBuild(table_at, self._results, line.limit, line.length, line.first, 0, copy)
+            # a `LineOfBuild`, which would take longer to make
+            self._lines += (
+                table_at,
+                self._results,
+                line.limit,
+                line.length,
+                line.first,
+                0,
+                *_numbers(line.copy),
             )
             self._results += line.limit
         return values
@@ -161,28 +185,19 @@ class BuildArrays:
         waiting = max((line.limit for line in row.waiting), default=0)
         return max(reading + waiting, *(line.limit for line in row.lines), 0)
 
-    def _note_row(self, row: BuildRow, values: RowOfBuild) -> None:
+    def _note_row(self, row: BuildRow, values: RowOfBuild, draws: Draws) -> None:
         row.read, row.opened = values.read, values.lines - len(row.lines)
         if row.token_ids and row.read == len(row.token_ids):
-            row.step = self._step(values.result_at)
-        for i, line in enumerate((*row.lines, *row.waiting[: row.opened]), values.line_at):
-            self._note_line(line, self._line_array[i], skipped=int(row.continues))
-
-    def _note_line(self, line: BuildLine, values: LineOfBuild, skipped: int) -> None:
-        first = values.result_at + skipped
-        line.steps = [self._step(first + i) for i in range(values.length - line.length)]
-        line.length, line.first = values.length, values.first
-
-    def _step(self, at: int) -> DraftStep:
-        token, first = self._drawn[at], at * self._count
-        if token < 0:
-            return DraftStep(token, (), ())
-        ranked = slice(first, first + self._count)
-        return DraftStep(token, tuple(self._candidates[ranked]), tuple(self._scores[ranked]))
+            row.draws = draws.between(values.result_at, values.result_at + 1)
+        reached = self._line_array[values.line_at : values.line_at + values.lines]
+        for line, its in zip((*row.lines, *row.waiting[: row.opened]), reached, strict=True):
+            first = its.result_at + row.continues
+            line.draws = draws.between(first, first + its.length - line.length)
+            line.length = its.length
 
 
-def _copy(copy: BlockCopy) -> Copy:
-    return Copy(copy.source, copy.target, copy.num_tokens)
+def _numbers(copy: BlockCopy | None) -> tuple[int, int, int]:
+    return (0, 0, 0) if copy is None else (copy.source, copy.target, copy.num_tokens)
 
 
 def _address(numbers: array[Any]) -> int:

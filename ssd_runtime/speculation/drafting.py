@@ -27,7 +27,7 @@ from ssd_runtime.speculation.commands import (
     ForgetCommand,
     StepCost,
 )
-from ssd_runtime.speculation.lines import Line, pick_of
+from ssd_runtime.speculation.lines import Line, Pick, guess_of
 from ssd_runtime.speculation.model_draft import DecoderDraft, DraftModel, Feed, InterruptibleDraft
 from ssd_runtime.speculation.native_build import NativeBuilder
 from ssd_runtime.speculation.proposal import NOTHING, Proposal
@@ -59,6 +59,7 @@ class DraftWorker:
         self._clock = clock
         self._trunks: dict[int, Trunk] = {}
         self._followers = Followers(vocab_size)
+        self._interruptible = draft if isinstance(draft, InterruptibleDraft) else None
         self._draws = draws_natively(draft, sampler)
         self._builder: NativeBuilder | None = None
         if self._draws and isinstance(draft, DecoderDraft):
@@ -142,7 +143,7 @@ class DraftWorker:
             for line, feed in zip(lines, feeds, strict=True)
             for i in reversed(range(feed.num_logits))
         ]
-        picks = map(pick_of, self._drafted(lines, feeds, asks, stop))
+        picks = map(_pick, self._drafted(lines, feeds, asks, stop))
         for line, feed in zip(lines, feeds, strict=True):
             line.take([next(picks) for _ in range(feed.num_logits)])
         return StepCost(sum(len(feed.token_ids) for feed in feeds), self._clock() - started)
@@ -153,13 +154,14 @@ class DraftWorker:
         if self._draws and all(line.draw.is_plain for line in lines):
             drawn: Sequence[DraftStep] = self._draft.draw(feeds, asks, stop)  # type: ignore[attr-defined]
             return drawn
-        if isinstance(self._draft, InterruptibleDraft):
-            extended = self._draft.extend_until(feeds, stop)
-        else:
-            extended = self._draft.extend(feeds)
-        logits = self._ruled(extended[:, : self._vocab_size], lines, feeds)
+        logits = self._ruled(self._extended(feeds, stop)[:, : self._vocab_size], lines, feeds)
         draws, positions = [ask.draw for ask in asks], [ask.position for ask in asks]
         return self._sampler.draft(logits, draws, positions, self._num_candidates)
+
+    def _extended(self, feeds: Sequence[Feed], stop: StopWord) -> Tensor:
+        if self._interruptible is None:
+            return self._draft.extend(feeds)
+        return self._interruptible.extend_until(feeds, stop)
 
     def _ruled(self, logits: Tensor, lines: Sequence[Line], feeds: Sequence[Feed]) -> Tensor:
         """The logits as each request's own rules leave them."""
@@ -173,3 +175,7 @@ class DraftWorker:
                     native(ruled)[i] = native(row)
             index += feed.num_logits
         return ruled
+
+
+def _pick(step: DraftStep) -> Pick:
+    return Pick(step.token, guess_of(step.candidates, step.scores), step.odds)

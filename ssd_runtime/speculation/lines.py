@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from ssd_runtime.messages import Draw
-from ssd_runtime.sampling.draw import DraftStep
 from ssd_runtime.sampling.warp import BANNED
 from ssd_runtime.speculation.commands import DraftRow
 from ssd_runtime.speculation.model_draft import Feed
@@ -30,13 +29,13 @@ class Pick:
     odds: Odds | None = None
 
 
-def pick_of(step: DraftStep) -> Pick:
-    """What a draft's step comes to; what is banned is no candidate."""
-    margin = step.scores[0] - step.scores[1] if len(step.scores) > 1 else 0.0
-    likely = step.candidates
-    if step.scores and step.scores[-1] < BANNED / 2:
-        likely = tuple(token for token, score in zip(likely, step.scores, strict=True) if score > BANNED / 2)
-    return Pick(step.token, Guess(likely, margin), step.odds)
+def guess_of(candidates: tuple[int, ...], scores: Sequence[float]) -> Guess:
+    """The guess that ranked candidates come to; what is banned is none of them."""
+    if scores and scores[-1] < BANNED / 2:
+        candidates = tuple(
+            token for token, score in zip(candidates, scores, strict=True) if score > BANNED / 2
+        )
+    return Guess(candidates, scores[0] - scores[1] if len(scores) > 1 else 0.0)
 
 
 class Line(Protocol):
@@ -148,6 +147,17 @@ class Drafting:
         self.path.read.append(self.next_token)
         self.ahead.append(self.next_token)
         self.add(picks[0])
+
+    def note(self, token_ids: Sequence[int], guesses: Sequence[Guess]) -> None:
+        """As many `take`s, each with one of `token_ids` and its guess."""
+        self.path.read += [self.next_token, *token_ids[:-1]]
+        self.ahead += [self.next_token, *token_ids[:-1]]
+        of_use = [token for token in token_ids if token >= 0]
+        self.token_ids += of_use
+        self.guesses += guesses[: len(of_use)]
+        if len(of_use) < len(token_ids):
+            self.length = len(self.token_ids)
+        self.next_token = of_use[-1] if of_use else self.next_token
 
     def add(self, pick: Pick) -> None:
         """Continue with `pick`; a negative token (numbers of no use) ends the line."""

@@ -10,14 +10,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ssd_runtime.messages import StopWord
-from ssd_runtime.models.native_build import UNKNOWN, Build, BuildLine, BuildRow
+from ssd_runtime.models.native_build import UNKNOWN, Build, BuildLine, BuildRow, Draws
 from ssd_runtime.speculation.commands import StepCost
-from ssd_runtime.speculation.lines import READ_CHUNK, Drafting, pick_of
+from ssd_runtime.speculation.lines import READ_CHUNK, Drafting, Pick, guess_of
 from ssd_runtime.speculation.model_draft import DecoderDraft, DraftState
+from ssd_runtime.speculation.proposal import Guess
 from ssd_runtime.speculation.rows import Opening, Part
 
 if TYPE_CHECKING:
     from ssd_runtime.memory.blocks import BlockManager
+
+
+NO_GUESS = Guess((), 0.0)
 
 
 class NativeBuilder:
@@ -63,19 +67,16 @@ class NativeBuilder:
         """Room for everything, and what the call is to do in it."""
         for table, size in _rooms(part):
             self._blocks.grow(table, size)
-        state, row = part.trunk.path.state, part.row
+        state, opening = part.trunk.path.state, _opening(part)
         return BuildRow(
-            row.draw,
-            row.end_ids,
+            part.row.draw,
+            part.row.end_ids,
             state.table,
             state.length,
             part.catch_up.missing,
-            [
-                BuildLine(line.path.state.table, line.path.state.length, line.next_token, _left(line))
-                for line in _growing(part)
-            ],
-            [self._waiting(part, opening) for opening in [_opening(part)] * _opening(part).count],
-            _opening(part).continues,
+            [_line(line) for line in _growing(part)],
+            [self._waiting(part, opening) for _ in range(opening.count)],
+            opening.continues,
         )
 
     def _waiting(self, part: Part, opening: Opening) -> BuildLine:
@@ -89,17 +90,17 @@ class NativeBuilder:
     def _note(self, part: Part, row: BuildRow) -> None:
         """What the call did, as if it had been done step by step."""
         part.trunk.path.state.length += row.read
-        part.catch_up.note(row.read, [] if row.step is None else [pick_of(row.step)])
+        part.catch_up.note(row.read, [*map(Pick, row.draws.token_ids, _guesses(row.draws))])
         opened, row.waiting = row.waiting[: row.opened], row.waiting[row.opened :]
         row.lines += opened
         if opened or (row.continues and part.catch_up.is_done):
             tables = iter([line.table for line in opened])
             part.advance(lambda at: part.trunk.keep(DraftState(at, next(tables)), at))
-        # a line that has ended as it opened has no steps
+        # a line that has ended as it opened has read nothing
         for line, grown in zip(_growing(part), row.lines, strict=False):
             line.path.state.length = grown.length
-            for step in grown.steps:
-                line.take([pick_of(step)])
+            if grown.draws.token_ids:
+                line.note(grown.draws.token_ids, _guesses(grown.draws))
 
     def _give_back(self, part: Part, row: BuildRow) -> None:
         for line in row.lines:
@@ -108,6 +109,17 @@ class NativeBuilder:
             for line in row.waiting:
                 self._blocks.drop(line.table)
         self._blocks.trim(part.trunk.path.state.table, part.trunk.path.state.length)
+
+
+def _guesses(draws: Draws) -> list[Guess]:
+    return [
+        guess_of(candidates, scores) if token >= 0 else NO_GUESS
+        for token, candidates, scores in zip(draws.token_ids, draws.candidates, draws.scores, strict=True)
+    ]
+
+
+def _line(line: Drafting) -> BuildLine:
+    return BuildLine(line.path.state.table, line.path.state.length, line.next_token, _left(line))
 
 
 def _opening(part: Part) -> Opening:

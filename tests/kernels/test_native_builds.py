@@ -47,7 +47,7 @@ CONFIG = DecoderConfig(
 )
 """Three tokens more than the target's: a padded head."""
 ENOUGH = 1000
-KV_TYPES = [torch.float32, torch.float16, torch.int8, torch.float8_e4m3fn]
+KV_TYPES = [torch.float16, torch.int8, torch.float8_e4m3fn]
 
 
 def made(isa: str, kind: Format) -> Decoder:
@@ -218,7 +218,7 @@ def rounds(pair: Pair, seed: int, number: int = 6) -> None:
                 texts[i] = Text.random(100 * (round_number + 1) + i, random)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_rounds_of_random_texts_agree(decoder: Decoder, seed: int) -> None:
     """Whatever was proposed and accepted, wherever answers end, however much is to be read."""
     use_threads(1 + seed % 2)
@@ -226,19 +226,24 @@ def test_rounds_of_random_texts_agree(decoder: Decoder, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", Format, ids=lambda kind: kind.name.lower())
+def test_rounds_agree_in_every_format(isa: str, kind: Format) -> None:
+    """Of weights."""
+    rounds(Pair(made(isa, kind)), seed=kind, number=3)
+
+
 @pytest.mark.parametrize("dtype", KV_TYPES, ids=str)
-def test_rounds_agree_in_every_format(isa: str, kind: Format, dtype: torch.dtype) -> None:
-    """Of weights, and of keys and values: forks copy scales too."""
-    rounds(Pair(made(isa, kind), dtype=dtype), seed=kind, number=3)
+def test_rounds_agree_in_every_format_of_keys_and_values(decoder: Decoder, dtype: torch.dtype) -> None:
+    """Forks copy scales too."""
+    rounds(Pair(decoder, dtype=dtype), seed=4, number=3)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_rounds_agree_where_memory_is_short(decoder: Decoder, seed: int) -> None:
     """What cannot be reserved whole goes pass by pass, as far as memory lasts."""
-    rounds(Pair(decoder, num_blocks=40 + 15 * (seed % 3)), seed)
+    rounds(Pair(decoder, num_blocks=40 + 15 * seed), seed)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_rounds_agree_where_numbers_are_of_no_use(isa: str, seed: int) -> None:
     """A line that draws token 7 ends there, and a text that has it gets no proposals."""
     spoilt = made(isa, Format.FLOAT32)
