@@ -68,7 +68,7 @@ class Lane:
         setup: Callable[[], None] = lambda: None,
         on_record: Callable[[CommandRecord], None] | None = None,
     ) -> None:
-        """`setup` runs once on the lane's thread, before the first command; if it raises, so does every one."""
+        """`setup` runs once on the lane's thread, before the first command; if it raises, all of them do."""
         self.name = name
         self.cores = cores
         self._worker = worker

@@ -115,8 +115,8 @@ class Waiting(Protocol):
 Order = Callable[[Waiting], Any]
 """The sort key of a request; the lowest is served next, the highest preempted first.
 
-Runs on the engine's loop. A key must not change while the request lives. An order whose attribute `uses_priority` is False looks at no
-`request.priority`, and requests that have one are refused.
+Runs on the engine's loop. A key must not change while the request lives. An order whose attribute
+`uses_priority` is False looks at no `request.priority`, and requests that have one are refused.
 """
 
 

@@ -128,8 +128,8 @@ class EngineSettings(_Section):
     fallback_batch_threshold: Int = Field(
         8,
         ge=0,
-        description="Running and waiting requests above which the low-latency mode starts: lookups instead of "
-        "the draft. Under `policy: hybrid` what was measured decides instead.",
+        description="Running and waiting requests above which the low-latency mode starts: lookups instead "
+        "of the draft. Under `policy: hybrid` what was measured decides instead.",
     )
     temperature: Float = Field(0.7, ge=0, le=2, description="For requests that do not say; 0 is greedy.")
     top_p: Float = Field(0.9, gt=0, le=1, description="For requests that do not say; 1 is off.")
@@ -155,7 +155,8 @@ class SchedulerSettings(_Section):
 
     policy: Mode = Field(Mode.HYBRID, description="How rounds are run, the mode.")
     order: Name = Field(
-        "fcfs", description="Who is served next: fcfs, priority (lower first, then by arrival), or a plugin's."
+        "fcfs",
+        description="Who is served next: fcfs, priority (lower first, then by arrival), or a plugin's.",
     )
     max_tokens: Int = Field(
         4096, ge=2, description="The context: most tokens of a request, prompt and completion together."

@@ -41,6 +41,10 @@ async def solo(*requests: Request) -> list[tuple[int, ...]]:
     return [(await rig.answers(one))[0].token_ids for rig, one in zip(plain, requests, strict=True)]
 
 
+def lives(engine: Engine) -> bool:
+    return engine.is_alive
+
+
 class Recovering(ScriptedDraft):
     """Raises in its first passes."""
 
@@ -97,13 +101,13 @@ async def test_an_engine_whose_target_is_lost_ends_and_says_so(monkeypatch: pyte
     given = LoadedModel(model.config, sick, model.tokenizer, "sick")  # type: ignore[arg-type]
     async with toy_engine("scheduler.policy=autoregressive", models={"toy/target": given}) as engine:
         assert (await engine.complete(asked())).token_ids == (await solo(asked()))[0]
-        assert engine.is_alive
+        assert lives(engine)
         bad = Request("bad", prompt_token_ids=(63,), params=asked().params)
         heard = await asyncio.gather(
             engine.complete(bad), engine.complete(asked("b", max_tokens=400)), return_exceptions=True
         )
         assert all(isinstance(each, EngineError) for each in heard)
-        while engine.is_alive:  # noqa: ASYNC110 - its thread is about to end
+        while lives(engine):  # noqa: ASYNC110 - its thread is about to end
             await asyncio.sleep(0)
         with pytest.raises(EngineError):
             await engine.complete(asked("late"))
@@ -124,9 +128,9 @@ async def test_an_engine_whose_loop_is_blocked_is_not_alive() -> None:
         engine._thread.call(block)
         await asyncio.to_thread(blocked.wait)
         clock.advance(SILENT_SECONDS + 1)
-        assert not engine.is_alive
+        assert not lives(engine)
         release.set()
-        while not engine.is_alive:  # noqa: ASYNC110 - until its next beat
+        while not lives(engine):  # noqa: ASYNC110 - until its next beat
             await asyncio.sleep(0)
         assert (await engine.complete(asked())).token_ids == (await solo(asked()))[0]
 
