@@ -27,6 +27,7 @@ assert not loaded, loaded
     [
         "import ssd_runtime",
         "import ssd_runtime.api",
+        "import ssd_runtime.server.run",
         "from ssd_runtime.hooks.manager import PluginManager; PluginManager().load()",
         COMMAND.format(["--help"]),
         COMMAND.format(["pipe", "--help"]),
