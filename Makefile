@@ -8,7 +8,7 @@ KERNEL_TESTS := tests/kernels tests/models/test_rows_are_their_own.py tests/mode
 CLIENTS := .venv-clients
 PROMPT ?= Why is the sky blue? Answer in one sentence.
 
-.PHONY: run test test-all test-long client-test node-client-test load-test asan ubsan tsan neon lint format docs ci clean
+.PHONY: run test test-all test-long mutants client-test node-client-test load-test asan ubsan tsan neon lint format docs ci clean
 
 run: $(READY)  ## answer one prompt with the embedded model
 	echo "$(PROMPT)" | $(BIN)/ssd-run pipe
@@ -21,6 +21,12 @@ test-all: $(READY)  ## what CI runs: every test that this machine can run within
 
 test-long: $(READY)  ## samples and cases by the ten thousand: minutes each
 	$(BIN)/pytest -q -m long
+
+mutants: $(READY)  ## small changes to the code that no test notices; hours, or SAMPLE=400
+	mkdir -p build
+	$(BIN)/python -m scripts.mutants ssd_runtime/sampling ssd_runtime/speculation \
+	  --tests tests/sampling tests/speculation tests/oracle tests/hooks tests/engine \
+	  $(if $(SAMPLE),--sample $(SAMPLE)) > build/mutants.log; tail -1 build/mutants.log
 
 client-test: $(READY) $(CLIENTS)/.ready  ## other people's clients against the daemon; logs in build/clients
 	$(BIN)/python scripts/check_clients.py --clients $(CLIENTS)/bin

@@ -1,0 +1,281 @@
+"""Which small changes to the code does no test notice?
+
+    python -m scripts.mutants ssd_runtime/sampling --tests tests/sampling tests/engine --sample 400
+
+Every mutation of `scripts/mutations.py` gets a process forked from one in which everything is imported and
+all tests are collected. There one function is exchanged, or one constant, and of the tests that run the
+changed lines one after another is run until one fails. What no test fails for is a survivor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import mmap
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from scripts.exchange import Functions, functions_by_place, mutate
+from scripts.mutations import Mutation, mutations
+
+PYTEST = ("-q", "-pno:randomly", "-pno:cacheprovider", "--capture=no", "--timeout=0")
+QUICK = ("-m", "not slow and not long")
+TURN = 0.02
+"""Seconds; how often a child is looked at."""
+IDLE_TURNS = 400
+BUSY_SECONDS, BUSY_FACTOR = 10.0, 10.0
+"""A child hangs that did nothing for so many turns, or worked too long in one test."""
+MEMORY = 4 << 30
+KILLED, HUNG, SURVIVED, UNREACHED = "killed", "hung", "survived", "not reached"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A test, the lines that it runs of the files in question, and how long it takes in seconds."""
+
+    item: pytest.Item
+    lines: set[tuple[str, int]]
+    seconds: float
+
+
+class Mutants:
+    """A pytest plugin that runs the collected tests against every mutation, not just once."""
+
+    def __init__(
+        self,
+        chosen: Sequence[Mutation],
+        files: Sequence[Path],
+        measured: Path,
+        budget: float,
+        report: Callable[[Mutation, str, str], None],
+    ) -> None:
+        """files: all that may be mutated. measured: where it is kept which of their lines each test runs.
+        budget: most seconds of tests for one mutation. report: hears what became of each, and by whom.
+        """
+        self._measured = measured
+        self._chosen = chosen
+        self._files = {str(path.resolve()) for path in files}
+        self._budget = budget
+        self._report = report
+        self._kills: Counter[str] = Counter()
+        self._place = mmap.mmap(-1, 8)
+
+    def pytest_configure(self) -> None:
+        """The same examples each time, and none made smaller."""
+        from hypothesis import Phase, settings  # not before pytest, which rewrites it
+
+        phases = (Phase.explicit, Phase.generate)
+        settings.register_profile("mutants", derandomize=True, database=None, deadline=None, phases=phases)
+        settings.load_profile("mutants")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """See pytest."""
+        functions = functions_by_place()
+        tests = self._measure(session.items)
+        total = sum(test.seconds for test in tests)
+        sys.stderr.write(f"{len(tests)} tests of {total:.0f} s, {len(self._chosen)} mutations\n")
+        for mutation in self._chosen:
+            self._report(mutation, *self._try(mutation, tests, functions))
+        return True
+
+    def _measure(self, items: Sequence[pytest.Item]) -> list[Measured]:
+        """What each test runs; what the file of an earlier run knows is not measured again."""
+        self._measured.parent.mkdir(parents=True, exist_ok=True)
+        self._measured.touch()
+        told = map(json.loads, self._measured.read_text(encoding="utf-8").splitlines())
+        known = {name: (seconds, lines) for name, seconds, lines in told}
+        tests = []
+        with self._measured.open("a", encoding="utf-8") as file:
+            for item in items:
+                if item.nodeid not in known:
+                    known[item.nodeid] = self._run(item)
+                    file.write(json.dumps([item.nodeid, *known[item.nodeid]]) + "\n")
+                    file.flush()
+                seconds, lines = known[item.nodeid]
+                tests.append(Measured(item, {(path, line) for path, line in lines}, seconds))
+        return tests
+
+    def _run(self, item: pytest.Item) -> tuple[float, list[tuple[str, int]]]:
+        read, write = os.pipe()
+        if (pid := os.fork()) == 0:
+            _silence()
+            with os.fdopen(write, "w") as pipe:
+                json.dump(traced(item, self._files), pipe)
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            told = pipe.read()
+        _, status = os.waitpid(pid, 0)
+        passed, seconds, lines = json.loads(told) if told else (False, 0.0, [])
+        if not passed:
+            raise SystemExit(f"{item.nodeid} fails without a mutation (status {status})")
+        sys.stderr.write(f"{seconds:.2f} {item.nodeid}\n")
+        return seconds, lines
+
+    def _try(self, mutation: Mutation, tests: Sequence[Measured], functions: Functions) -> tuple[str, str]:
+        order = self._order(mutation, tests)
+        if not order:
+            return UNREACHED, ""
+        self._place[:] = bytes(8)
+        if (pid := os.fork()) == 0:
+            _silence()
+            _limit_memory()
+            mutate(mutation, functions)
+            for place, test in enumerate(order):
+                self._place[:] = place.to_bytes(8, "little")
+                if not passes(test.item):
+                    os._exit(1)
+            os._exit(0)
+        status = self._wait(pid, order)
+        if status == 0:
+            return SURVIVED, ""
+        killer = order[self._at()].item.nodeid
+        self._kills[killer] += 1
+        return (HUNG if status is None else KILLED), killer
+
+    def _order(self, mutation: Mutation, tests: Sequence[Measured]) -> list[Measured]:
+        """The tests that run the changed lines, those first that are quick or often kill."""
+        path, (first, last) = str(mutation.path.resolve()), mutation.lines
+        changed = {(path, line) for line in range(first, last + 1)}
+        running = [test for test in tests if not mutation.function or not changed.isdisjoint(test.lines)]
+        running.sort(key=lambda test: test.seconds / (1 + self._kills[test.item.nodeid]))
+        left = self._budget
+        return [test for test in running if (left := left - test.seconds) > 0]
+
+    def _wait(self, pid: int, order: Sequence[Measured]) -> int | None:
+        """The status of a child, or None when one of its tests took far too long."""
+        place = idle = 0
+        worked = started = 0.0
+        while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+            before, (worked, waits) = worked, work_of(pid)
+            idle = idle + 1 if waits and worked == before else 0
+            if self._at() != place:
+                place, started = self._at(), worked
+            if idle > IDLE_TURNS or worked - started > BUSY_SECONDS + BUSY_FACTOR * order[place].seconds:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                return None
+            time.sleep(TURN)
+        return ended[1]
+
+    def _at(self) -> int:
+        return int.from_bytes(self._place[:], "little")
+
+
+def work_of(pid: int) -> tuple[float, bool]:
+    """A process's seconds of work, and whether all of its threads wait (not for a core)."""
+    stats = [path.read_text(encoding="utf-8") for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    fields = [stat.rpartition(")")[2].split() for stat in stats]
+    ticks = sum(int(each[11]) + int(each[12]) for each in fields)
+    return ticks / os.sysconf("SC_CLK_TCK"), all(each[0] == "S" for each in fields)
+
+
+def passes(item: pytest.Item) -> bool:
+    """Whether a test passes; for a forked process."""
+    return not any(report.failed for report in runtestprotocol(item, log=False, nextitem=None))
+
+
+def traced(item: pytest.Item, files: set[str]) -> tuple[bool, float, list[tuple[str, int]]]:
+    """Whether a test passes, its seconds of work, and the lines of `files` that it runs on any thread."""
+    seen: set[tuple[str, int]] = set()
+
+    def note(frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename not in files:
+            return None
+        seen.add((frame.f_code.co_filename, frame.f_lineno))
+        return note
+
+    threading.settrace(note)
+    sys.settrace(note)
+    passed = passes(item)
+    sys.settrace(None)
+    return passed, time.process_time(), sorted(seen)
+
+
+def _silence() -> None:
+    for descriptor in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
+def _limit_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY,) * 2)
+
+
+def chosen_mutations(options: argparse.Namespace, files: Sequence[Path]) -> list[Mutation]:
+    """In random order, so that a run that is cut short is a sample too."""
+    every = [mutation for file in files for mutation in mutations(file)]
+    if options.again is not None:
+        rows = [line.split("\t") for line in options.again.read_text(encoding="utf-8").splitlines()]
+        left = {row[1] for row in rows if row[0] in (SURVIVED, UNREACHED)}
+        every = [mutation for mutation in every if str(mutation) in left]
+    return random.Random(options.seed).sample(every, min(len(every), options.sample or len(every)))
+
+
+def interval(part: int, whole: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
+    z, share = 1.96, part / whole
+    middle = (share + z * z / (2 * whole)) / (1 + z * z / whole)
+    half = z / (1 + z * z / whole) * math.sqrt(share * (1 - share) / whole + z * z / (4 * whole**2))
+    return middle - half, middle + half
+
+
+def options_of() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sources", nargs="+", help="folders of modules to mutate")
+    parser.add_argument("--tests", nargs="+", default=["tests"])
+    parser.add_argument("--sample", type=int, help="so many mutations, drawn at random; default: all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--budget", type=float, default=15.0, help="most seconds of tests for a mutation")
+    parser.add_argument(
+        "--measured",
+        type=Path,
+        default=Path("build/mutants.jsonl"),
+        help="keeps which lines each test runs; remove it when the code or the tests have changed",
+    )
+    parser.add_argument("--again", type=Path, metavar="LOG", help="only what an earlier run let survive")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Try the mutations, and list the survivors."""
+    options = options_of()
+    fates: Counter[str] = Counter()
+
+    def report(mutation: Mutation, fate: str, test: str) -> None:
+        fates[fate] += 1
+        sys.stdout.write(f"{fate}\t{mutation}\t{test}\n")
+        sys.stdout.flush()
+
+    files = sorted(file for source in options.sources for file in Path(source).rglob("*.py"))
+    every = chosen_mutations(options, files)
+    plugin = Mutants(every, files, options.measured, options.budget, report)
+    code = pytest.main([*PYTEST, *QUICK, *options.tests], plugins=[plugin])
+    left = fates[SURVIVED] + fates[UNREACHED]
+    low, high = interval(left, len(every))
+    counts = ", ".join(f"{count} {fate}" for fate, count in sorted(fates.items()))
+    sys.stdout.write(f"{counts}: {left / len(every):.1%} left ({low:.1%} to {high:.1%})\n")
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()
