@@ -5,7 +5,7 @@
 The floor is the larger of two that are measured in the same run: the time to read the weights once (the best
 of three ways to read memory: ours, NumPy's, PyTorch's), and the time of the products' arithmetic at the rate
 of a product whose weights stay in the cache. Medians; the machine should be quiet. Exit status 2 without the
-native library.
+native library. At the end come look-ups and packed histories, see `bench_stores`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scripts.bench_stores import histories, look_ups, tables
 from ssd_kernels.cpu.library import TORCH, VARIABLE, native_library
 from ssd_kernels.cpu.matrix import Format, pack_native
 from ssd_plugins.quantizers import BFloat16Quantizer, Int4Quantizer, Int8Quantizer
@@ -172,12 +173,16 @@ def main() -> int:
         rows.append(row)
         sys.stdout.write(_line(row))
         sys.stdout.flush()
+    lines, packed = list(look_ups()), list(histories())
+    sys.stdout.write("\n" + tables(lines, packed))
     if options.json:
         machine = f"{platform.machine()}, {platform.system()}, kernels {library.ssd_isa().decode()}"
         report: dict[str, Any] = {
             "machine": machine,
             "read_gb_s": {str(count): rate for count, rate in rates.items()},
             "rows": [asdict(row) for row in rows],
+            "look_ups": [asdict(line) for line in lines],
+            "histories": [asdict(history) for history in packed],
         }
         options.json.write_text(json.dumps(report, indent=1))
     return 0

@@ -32,11 +32,10 @@ from ssd_runtime.memory.swap import SwappingWorker
 from ssd_runtime.parts import Parts
 from ssd_runtime.roles import Role, roles
 from ssd_runtime.settings.load import Loaded
-from ssd_runtime.settings.schema import EngineSettings
+from ssd_runtime.sources import Sources
 from ssd_runtime.speculation.budget import BudgetChooser
 from ssd_runtime.speculation.draft_lane import DraftLane
-from ssd_runtime.speculation.fallback import DraftSource, ProposerSource, ShadowSource, Source
-from ssd_runtime.speculation.guard import GuardedProposer
+from ssd_runtime.speculation.fallback import DraftSource, ShadowSource
 from ssd_runtime.speculation.hybrid import make_controller
 from ssd_runtime.speculation.memory import Memories
 from ssd_runtime.speculation.modes import Modes
@@ -58,7 +57,6 @@ log = structlog.get_logger(__name__)
 PATIENCE_SECONDS = 0.5
 """How long a round waits for a draft that should have stopped; twice, see `DraftLane`."""
 PATIENCE_VERIFICATIONS = 4
-PROPOSER_SECONDS = 0.25
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is (0: unknown)."""
@@ -124,7 +122,6 @@ class _Builder:
         self._trace = open_trace(trace, self._clock) if isinstance(trace, Path) else trace
         self._target_role, self._draft_role = roles(places(loaded))
         self._draft_lane: DraftLane | None = None
-        self._proposers: list[GuardedProposer] = []
 
     def parts(self) -> Parts:
         """The whole engine."""
@@ -142,9 +139,10 @@ class _Builder:
             uses_priority=getattr(self._order, "uses_priority", True),
         )
         draft = self._draft(model)
-        speculator = self._speculator(draft, limits)
+        sources = Sources(engine, self._registries, limits.vocab_size)
+        speculator = self._speculator(draft, sources, limits)
         return Parts(
-            core=self._core(model, speculator),
+            core=self._core(model, speculator, sources),
             speculator=speculator,
             tokenizer=model.tokenizer,
             limits=limits,
@@ -152,7 +150,7 @@ class _Builder:
             draft_weight_bytes=draft.weight_bytes if draft else 0,
             clock=self._clock,
             draft_lane=self._draft_lane,
-            proposers=self._proposers,
+            proposers=sources.proposers,
             trace=self._trace,
             model_name=model.name,
             draft_prefix_stats=draft.prefix_stats if draft else PrefixStats(),
@@ -171,7 +169,7 @@ class _Builder:
         load = partial(self._model, transfer=transfer)
         return make_draft(self._settings, self._registries, target, load, self._clock, transfer)
 
-    def _core(self, model: LoadedModel, speculator: Speculator) -> EngineCore:
+    def _core(self, model: LoadedModel, speculator: Speculator, sources: Sources) -> EngineCore:
         engine, scheduler = self._settings.engine, self._settings.scheduler
         num_blocks = -(-self._settings.kv_cache_tokens // engine.block_size)
         new_blocks = partial(BlockManager, num_blocks, engine.block_size)
@@ -198,6 +196,7 @@ class _Builder:
             clock=self._clock,
             max_queue=scheduler.max_queue,
             on_round=self._observers(),
+            on_finish=sources.remember,
         )
 
     def _target_kv(self, model: LoadedModel, num_blocks: int) -> PagedKV:
@@ -217,14 +216,14 @@ class _Builder:
         sampler = self._registries.samplers.get(chosen.name)(**chosen.options)
         return SwappingWorker(TargetWorker(model.decoder, kv, sampler), kv, self._target_role.transfer)
 
-    def _speculator(self, draft: Draft | None, limits: Limits) -> Speculator:
+    def _speculator(self, draft: Draft | None, sources: Sources, limits: Limits) -> Speculator:
         engine, scheduler = self._settings.engine, self._settings.scheduler
         budget = BudgetChooser(engine.branch_budget, engine.speculative_length)
         max_context = min(limits.context, draft.max_context) if draft else limits.context
         lane = self._draft_lane = None if draft is None else self._start_draft(draft, budget)
         drafting = DraftSource(lane, max_context) if lane is not None else None
-        memories = Memories(caching=ShadowSource.name in engine.fallback)
-        fallback = [self._source(name, memories, drafting, limits) for name in engine.fallback]
+        memories = Memories(caching=any(part.name == ShadowSource.name for part in engine.fallback))
+        fallback = sources.fallback(memories, drafting)
         controller = make_controller(
             scheduler.policy,
             threshold=engine.fallback_batch_threshold,
@@ -234,7 +233,7 @@ class _Builder:
             draft=lane,
             drafting=drafting,
             fallback=fallback,
-            lookups=self._lookups(fallback, memories, limits) if lane is not None else (),
+            lookups=sources.lookups(fallback) if lane is not None else (),
             memories=memories,
             modes=Modes(controller, has_draft=lane is not None),
             budget=budget,
@@ -250,26 +249,6 @@ class _Builder:
             patience=lambda: _patience(budget),
             clock=self._clock,
         )
-
-    def _source(self, name: str, memories: Memories, drafting: DraftSource | None, limits: Limits) -> Source:
-        if name == ShadowSource.name:
-            return ShadowSource(memories.recall)
-        if name == DraftSource.name and drafting is not None:
-            return drafting
-        guarded = GuardedProposer(
-            self._registries.proposers.get(name)(),
-            vocab_size=limits.vocab_size,
-            time_limit=PROPOSER_SECONDS,
-            trusted=False,
-            name=name,
-        )
-        self._proposers.append(guarded)
-        return ProposerSource(name, guarded)
-
-    def _lookups(self, fallback: Sequence[Source], memories: Memories, limits: Limits) -> list[Source]:
-        """The fallbacks that need no model, or the default ones: for the low-latency mode."""
-        lookups: list[Source] = [source for source in fallback if isinstance(source, ProposerSource)]
-        return lookups or [self._source(name, memories, None, limits) for name in EngineSettings().fallback]
 
     def _starting(self, role: Role, first: Worker, make: Callable[[], Worker]) -> Callable[[], Lane]:
         record = self._trace.command if self._trace is not None else None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import structlog
 
 from ssd_kernels.cpu.library import choice
 from ssd_runtime.device.placement import Places, check_place, place
 from ssd_runtime.drafts import NO_DRAFT, SELF
 from ssd_runtime.errors import ConfigError, ModelError, NotAvailableError
-from ssd_runtime.hooks.registry import Registries
+from ssd_runtime.hooks.registry import Registries, Registry
 from ssd_runtime.memory.history import history_codecs
 from ssd_runtime.settings.available import check_available
 from ssd_runtime.settings.load import Loaded
+from ssd_runtime.settings.schema import NamedPart
 from ssd_runtime.settings.show import flow
 from ssd_runtime.speculation.fallback import DraftSource, ShadowSource
 
@@ -19,6 +22,8 @@ log = structlog.get_logger(__name__)
 
 KV_DTYPES = {"float32": "float32", "fp16": "float16", "fp8": "float8_e4m3fn", "int8": "int8"}
 """Number formats of the KV cache, and torch's names of them."""
+
+FALLBACK = "engine.fallback"
 
 
 def check_parts(loaded: Loaded, registries: Registries) -> None:
@@ -33,7 +38,7 @@ def check_parts(loaded: Loaded, registries: Registries) -> None:
         loaded,
         {
             "engine.draft_model": drafts,
-            "engine.fallback": (ShadowSource.name, DraftSource.name, *proposers),
+            FALLBACK: (ShadowSource.name, DraftSource.name, *proposers),
             "engine.sampler": registries.samplers.names(),
             "engine.cache_policy": registries.cache_policies.names(),
             "engine.quantization": registries.quantizers.names(),
@@ -103,12 +108,15 @@ def _check_kernels() -> None:
 def _check_options(loaded: Loaded, registries: Registries) -> None:
     """Make the parts that were given options: whoever takes them knows which are right."""
     engine = loaded.settings.engine
-    parts = (
+    parts: list[tuple[str, NamedPart, Registry[Any]]] = [
         ("engine.sampler", engine.sampler, registries.samplers),
         ("engine.cache_policy", engine.cache_policy, registries.cache_policies),
-    )
+    ]
+    parts += [(FALLBACK, part, registries.proposers) for part in engine.fallback]
     for key, part, registry in parts:
         try:
+            if part.options and key == FALLBACK and part.name in (ShadowSource.name, DraftSource.name):
+                raise ConfigError(f"{part.name!r} takes no options; got {flow(part.options)}")
             if part.options:  # a sampler loads torch
                 registry.get(part.name)(**part.options)
         except ConfigError as error:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def ssd_register_proposers(registry: Registry[Proposer]) -> None:
     """Drafts without a model."""
     registry.register("ngram", _late("ssd_plugins.ngram", "NgramProposer"))
-    registry.register("suffix", _late("ssd_plugins.suffix", "SuffixProposer"))
+    registry.register("suffix", _late("ssd_plugins.suffix", "suffix_proposer"))
 
 
 @hookimpl

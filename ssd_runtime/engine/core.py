@@ -57,7 +57,8 @@ class Speculator(Protocol):
 
 
 class EngineCore:
-    """Drives the rounds. `on_round` receives one record per row and verdict.
+    """Drives the rounds. `on_round` receives one record per row and verdict, `on_finish` each sequence that
+    was answered to its end.
 
     new_blocks: the books of the target's memory, empty. num_violations: how often they were wrong.
     """
@@ -72,6 +73,7 @@ class EngineCore:
         clock: Clock,
         max_queue: int,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
+        on_finish: Callable[[TokenSequence], None] = lambda sequence: None,
     ) -> None:
         self.scheduler = scheduler
         self.target = target
@@ -81,7 +83,12 @@ class EngineCore:
         self._speculator = speculator
         self._max_queue = max_queue
         self._requests = LiveRequests(
-            scheduler, clock=clock, forget=speculator.forget, mode_of=speculator.mode_of, on_round=on_round
+            scheduler,
+            clock=clock,
+            forget=speculator.forget,
+            mode_of=speculator.mode_of,
+            on_round=on_round,
+            on_finish=on_finish,
         )
         self._cancelled: set[TokenSequence] = set()
         self._wake = asyncio.Event()

@@ -42,13 +42,17 @@ class LiveRequests:
         forget: Callable[[TokenSequence], None],
         mode_of: Callable[[TokenSequence], RowMode],
         on_round: Callable[[RoundRecord], None],
+        on_finish: Callable[[TokenSequence], None],
     ) -> None:
-        """`forget` hears of each sequence that leaves. mode_of: of a row in this round."""
+        """`forget` hears of each sequence that leaves, and `on_finish` later of those that were answered to
+        their end. mode_of: of a row in this round.
+        """
         self._scheduler = scheduler
         self._clock = clock
         self._forget = forget
         self._mode_of = mode_of
         self._on_round = on_round
+        self._on_finish = on_finish
         self._live: dict[TokenSequence, LiveRequest] = {}
         self._untold: list[Untold] = []
 
@@ -89,6 +93,8 @@ class LiveRequests:
         for untold in self._untold:
             emission = Emission(untold.token_ids, untold.live.end.show(), untold.finish_reason)
             untold.live.tell(emission, self._clock(), untold.logprobs[: len(untold.token_ids)])
+            if untold.finish_reason is not None:
+                self._on_finish(untold.live.sequence)
         self._untold.clear()
 
     def cancel(self, sequences: Iterable[TokenSequence]) -> None:

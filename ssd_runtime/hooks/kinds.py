@@ -33,6 +33,19 @@ class Proposer(Protocol):
         ...
 
 
+@runtime_checkable
+class Remembering(Protocol):
+    """A proposer that hears of finished answers, whosever they are. Only in `engine.fallback`."""
+
+    def remember(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """A request was answered to its end. Runs on the thread that asks for proposals, between two of them.
+
+        Both may be kept, as they are: they do not change any more, and take the memory that
+        `engine.history_codec` says; to read one may mean to unpack all of it.
+        """
+        ...
+
+
 class Sampler(Protocol):
     """Draws tokens from logits, as each row's request asks."""
 

@@ -39,7 +39,9 @@ def ssd_register_draft_models(registry: Registry[DraftModel]) -> None:
 def ssd_register_proposers(registry: Registry[Proposer]) -> None:
     """Register proposers, for `engine.draft_model` and `engine.fallback`.
 
-    The factory is called without arguments, once per engine.
+    The factory is called once per engine and place, in `engine.fallback` with the options of the YAML
+    mapping as keyword arguments. For options that it does not take it raises TypeError or ValueError,
+    which stops the start.
     """
 
 

@@ -33,7 +33,7 @@ def check_available(
 def _chosen(settings: Settings) -> Iterator[tuple[str, str]]:
     engine, scheduler = settings.engine, settings.scheduler
     yield "engine.draft_model", engine.draft_model
-    yield from (("engine.fallback", name) for name in engine.fallback)
+    yield from (("engine.fallback", part.name) for part in engine.fallback)
     yield "engine.sampler", engine.sampler.name
     yield "engine.cache_policy", engine.cache_policy.name
     yield from (("engine.quantization", name) for name in engine.quantization.names)

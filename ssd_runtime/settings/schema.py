@@ -95,8 +95,10 @@ class EngineSettings(_Section):
     draft_model: Name = Field(
         "self", description="self, ngram, suffix, a model as above, a plugin's name, or none."
     )
-    fallback: tuple[Name, ...] = Field(
-        ("ngram",), description="Proposers tried in order, per row, when the outcome cache misses."
+    fallback: tuple[Part, ...] = Field(
+        (NamedPart(name="ngram"),),
+        description="Proposers tried in order, per row, when the outcome cache misses; options as "
+        "{name: suffix, max_cached_requests: 1000}.",
     )
     sampler: Part = Field(
         NamedPart(name="coupled"),

@@ -28,7 +28,7 @@ def plain(value: object) -> Any:
         return value.value
     if isinstance(value, SecretStr):
         return str(value)
-    return list(value) if isinstance(value, tuple) else value
+    return [plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 def flow(value: object) -> str:

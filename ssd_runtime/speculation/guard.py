@@ -18,12 +18,17 @@ import structlog
 from ssd_runtime.clock import monotonic
 from ssd_runtime.device.lane import Lane
 from ssd_runtime.device.supply import LaneLike
+from ssd_runtime.hooks.kinds import Remembering
 from ssd_runtime.speculation.draft_lane import MAX_FAULTS
 
 if TYPE_CHECKING:
     from ssd_runtime.hooks.kinds import Proposer
+    from ssd_runtime.memory.history import HistoryCodec
 
 log = structlog.get_logger(__name__)
+
+MOST_UNTOLD = 64
+"""Finished texts that may wait for a proposer to be told of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,32 @@ class Fault:
 
 Question = tuple[Sequence[int], int]
 """Token ids, and how many tokens are wanted behind them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RememberCommand:
+    """A finished text for a proposer that keeps some; `run` tells it."""
+
+    proposer: Remembering
+    token_ids: tuple[int, ...]
+    num_prompt: int
+    codec: HistoryCodec
+    kind: str = "remember"
+    num_rows: int = 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the text."""
+        return len(self.token_ids)
+
+    def run(self) -> Fault | None:
+        """What was wrong, if anything; raises nothing, whatever the plugin raises."""
+        prompt, answer = self.token_ids[: self.num_prompt], self.token_ids[self.num_prompt :]
+        try:
+            self.proposer.remember(self.codec(prompt), self.codec(answer))
+        except BaseException as error:
+            return Fault("raised, told of a text", f"{type(error).__name__}: {error}")
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +117,12 @@ class GuardedProposer:
         trusted: bool,
         name: str | None = None,
         lane: LaneLike | None = None,
+        codec: HistoryCodec = tuple,
     ) -> None:
-        """`name`: for the log; default: the proposer's own. `lane`: replaces the thread (tests)."""
+        """`name`: for the log; default: the proposer's own. `lane`: replaces the thread (tests).
+
+        codec: how texts are handed to a proposer that keeps some.
+        """
         self.name = name or getattr(proposer, "name", type(proposer).__name__)
         self.time_limit = time_limit
         self._proposer = proposer
@@ -98,6 +133,8 @@ class GuardedProposer:
         self._stuck: asyncio.Future[Any] | None = None
         self._consecutive = 0
         self._logged: set[str] = set()
+        self._codec = codec
+        self._untold = 0
 
     @property
     def status(self) -> str:
@@ -119,6 +156,19 @@ class GuardedProposer:
             command = ProposeCommand(self._proposer, asked, self._vocab_size)
             answers = command.run() if self._lane is None else await self._ask(self._lane, command)
         return [self._counted(answer) for answer in answers]
+
+    def remember(self, token_ids: Sequence[int], num_prompt: int) -> None:
+        """Tell a proposer that keeps texts of one that is finished; does not wait.
+
+        A proposer that is `MOST_UNTOLD` texts behind is not told of more.
+        """
+        if self._lane is None or not isinstance(self._proposer, Remembering):
+            return
+        if self._untold >= MOST_UNTOLD or not self._may_ask():
+            return
+        command = RememberCommand(self._proposer, tuple(token_ids), num_prompt, self._codec)
+        self._untold += 1
+        self._lane.submit(command).add_done_callback(self._told)
 
     def close(self) -> None:
         """End the thread; one that hangs dies with the process."""
@@ -153,12 +203,17 @@ class GuardedProposer:
             self._consecutive = 0
         return answer
 
+    def _told(self, future: asyncio.Future[Any]) -> None:
+        self._untold -= 1
+        if not future.cancelled() and (fault := future.result()) is not None:
+            self._count(fault)
+
     def _count(self, fault: Fault) -> None:
         self._consecutive += 1
         if fault.kind not in self._logged:
             self._logged.add(fault.kind)
             log.warning(
-                "a proposer broke its contract; this proposal is lost, the text is unaffected",
+                "a proposer broke its contract; its work is lost, the text is unaffected",
                 plugin=self.name,
                 fault=fault.kind,
                 detail=fault.detail,
@@ -182,5 +237,5 @@ def check_answer(answer: object, k: int, vocab_size: int) -> tuple[int, ...] | F
 
 
 class _Worker:
-    def execute(self, command: ProposeCommand) -> list[tuple[int, ...] | Fault]:
+    def execute(self, command: ProposeCommand | RememberCommand) -> object:
         return command.run()

@@ -22,7 +22,7 @@ LAYERS = [
     {"app", "bench", "server"},
     {"cli", "testing"},
 ]
-COMPOSITION_ROOT = {"app", "build", "drafts", "inventory", "llm"}
+COMPOSITION_ROOT = {"app", "build", "capacity", "drafts", "inventory", "llm", "parts", "roles", "sources"}
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 

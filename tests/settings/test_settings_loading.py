@@ -73,6 +73,17 @@ class TestValues:
         )
         assert loaded.settings.engine.cache_policy.options == {"lambda": 0.8}
 
+    def test_a_fallback_takes_options_from_a_mapping(self, tmp_path: Path) -> None:
+        """Beside others that are plain names; shown as it was written."""
+        text = "[ngram, {name: suffix, max_cached_requests: 9}]"
+        loaded = load(tmp_path, f"engine: {{fallback: {text}}}")
+        parts = loaded.settings.engine.fallback
+        assert [(part.name, part.options) for part in parts] == [
+            ("ngram", {}),
+            ("suffix", {"max_cached_requests": 9}),
+        ]
+        assert "fallback: [ngram, {max_cached_requests: 9, name: suffix}]" in as_yaml(loaded)
+
     def test_quantization_is_a_name_or_three_keys(self, tmp_path: Path) -> None:
         """A name is one format for every batch; a mapping splits at the threshold."""
         one = load(tmp_path, "engine: {quantization: int8}").settings.engine.quantization
@@ -130,7 +141,7 @@ class TestPrecedence:
         loaded = load(
             tmp_path, "", "engine.fallback=[ngram, suffix]", SSD_ENGINE__CACHE_POLICY="{name: x, a: 1}"
         )
-        assert loaded.settings.engine.fallback == ("ngram", "suffix")
+        assert [part.name for part in loaded.settings.engine.fallback] == ["ngram", "suffix"]
         assert loaded.settings.engine.cache_policy.options == {"a": 1}
 
     def test_one_key_of_a_mapping_may_be_overridden(self, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from ssd_runtime.speculation.guard import GuardedProposer, ProposeCommand
+from ssd_runtime.speculation.guard import MOST_UNTOLD, GuardedProposer, ProposeCommand
 
 VOCAB = 100
 PATIENT = 60.0
@@ -209,3 +209,67 @@ async def test_nothing_is_asked_for_no_tokens() -> None:
     proposer = Scripted(lambda: [1])
     assert await guarded(proposer, trusted=True).propose([3], 0) == ()
     assert proposer.questions == []
+
+
+class Keeper(Scripted):
+    """Keeps texts, or does something else with them."""
+
+    def __init__(self, remember: Callable[[], Any] = lambda: None) -> None:
+        super().__init__(lambda: [1])
+        self.kept: list[tuple[Sequence[int], Sequence[int]]] = []
+        self._remember = remember
+
+    def remember(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """Keep both."""
+        self.kept.append((prompt, answer))
+        self._remember()
+
+
+def keeping(proposer: Scripted, **chosen: Any) -> tuple[GuardedProposer, HeldLane]:
+    lane = HeldLane()
+    return GuardedProposer(
+        proposer, vocab_size=VOCAB, time_limit=PATIENT, trusted=False, lane=lane, **chosen
+    ), lane
+
+
+async def test_a_proposer_that_keeps_texts_is_told_of_those_that_are_finished() -> None:
+    """On its own thread, in the form that is configured; nobody waits for it."""
+    keeper = Keeper()
+    guarded, lane = keeping(keeper, codec=list)
+    guarded.remember([1, 2, 3, 4], 1)
+    assert keeper.kept == []
+    await lane.release()
+    assert keeper.kept == [([1], [2, 3, 4])]
+
+
+async def test_others_are_not_told() -> None:
+    """A proposer without `remember` hears of nothing."""
+    guarded, lane = keeping(Scripted(lambda: [1]))
+    guarded.remember([1, 2, 3, 4], 1)
+    assert lane.held.empty()
+
+
+async def test_what_remembering_raises_is_logged_and_counted() -> None:
+    """Three times in a row, and it is neither told nor asked any more."""
+    guarded, lane = keeping(Keeper(raising(SystemExit(3))))
+    with capture_logs() as logs:
+        for _ in range(3):
+            guarded.remember([1, 2], 1)
+            await lane.release()
+            await asyncio.sleep(0)
+    assert [entry.get("fault") for entry in logs if "fault" in entry] == ["raised, told of a text"]
+    assert guarded.status == "out of service"
+    guarded.remember([1, 2], 1)
+    assert lane.held.empty()
+
+
+async def test_a_proposer_that_is_far_behind_is_told_no_more() -> None:
+    """Texts do not pile up in front of one that hangs."""
+    guarded, lane = keeping(Keeper())
+    for _ in range(MOST_UNTOLD + 10):
+        guarded.remember([1, 2], 1)
+    assert lane.held.qsize() == MOST_UNTOLD
+    await lane.release()
+    await asyncio.sleep(0)
+    guarded.remember([1, 2], 1)
+    assert lane.held.qsize() == MOST_UNTOLD
