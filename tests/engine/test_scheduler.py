@@ -20,10 +20,10 @@ NEW = count(100)
 Text = TokenIds[int]
 
 
-def sequence(prompt: int | Text = 3, answer: int = 4, draw: Draw = DRAW) -> Sequence:
+def sequence(prompt: int | Text = 3, answer: int = 4, draw: Draw = DRAW, priority: int = 0) -> Sequence:
     """A sequence with this prompt; of so many tokens that nobody else's begins with, where it is a number."""
     text = [next(NEW) for _ in range(prompt)] if isinstance(prompt, int) else list(prompt)
-    return Sequence(Request("r"), len(text), text, draw, len(text) + answer)
+    return Sequence(Request("r", priority=priority), len(text), text, draw, len(text) + answer)
 
 
 @dataclass
@@ -47,7 +47,7 @@ class World:
             self.blocks,
             max_batch_size=self.max_batch_size,
             max_batch_tokens=self.max_batch_tokens,
-            order=lambda waiting: waiting.uid,
+            order=lambda waiting: (waiting.request.priority, waiting.uid),
             on_preempt=self.preempted.append,
             enable_prefix_caching=self.enable_prefix_caching,
         )
@@ -294,6 +294,19 @@ def test_a_preempted_request_finds_its_own_blocks_again() -> None:
     assert [row.num_feed for row in rows if row.sequence is young] == [1]
     assert young.num_cached == 0
     assert world.scheduler.prefix_stats.queries == queries
+
+
+def test_nobody_is_preempted_for_blocks_that_others_hold_too() -> None:
+    """The less important one has 3 blocks, but shares 2 of them: its own and the free ones are not enough."""
+    world = World(num_blocks=6)
+    world.add(sequence(range(9)))
+    world.round()
+    world.add(less := sequence(range(9), priority=5))
+    world.round()
+    world.add(sequence(prompt=13, priority=1))
+    world.round()
+    assert world.preempted == []
+    assert less in world.scheduler.running
 
 
 def test_a_request_that_is_not_admitted_holds_nothing() -> None:

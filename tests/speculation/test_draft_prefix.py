@@ -81,6 +81,19 @@ def test_a_token_under_verification_is_not_kept_until_it_is_settled() -> None:
     assert known(draft, [1, 2, 3, 9, 5]) == 4
 
 
+def test_a_proposal_that_somebody_else_has_said_is_found_and_taken_back_like_any_other() -> None:
+    """Tokens 3 to 6 are known, but here they are a proposal; what comes instead is kept as what it is."""
+    draft = remembering()
+    first, second = Trunk(draft), Trunk(draft)
+    read(draft, first, [1, 2, 3, 4, 5, 6, 7], 7)
+    first.drop()
+    assert read(draft, second, [1, 2, 3, 4, 5, 6, 9], 2) == 1
+    assert read(draft, second, [1, 2, 8, 8, 8, 8, 8], 7) == 5
+    second.drop()
+    assert known(draft, [1, 2, 8, 8, 8, 8, 8]) == 6
+    assert known(draft, [1, 2, 3, 4, 5, 6, 7]) == 6
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_whatever_is_read_branched_and_thrown_away_only_settled_texts_are_kept(data: st.DataObject) -> None:
