@@ -39,8 +39,9 @@ from ssd_runtime.engine.prepare import Limits, prepare_choices
 from ssd_runtime.errors import SSDError
 from ssd_runtime.settings.load import load_settings
 from ssd_runtime.settings.schema import LogSettings
+from ssd_runtime.snapshots import EngineSnapshot
 from ssd_runtime.telemetry.log import configure_logging
-from ssd_runtime.types import Answer, EngineSnapshot, Request, SpeculationParams
+from ssd_runtime.types import Answer, Request, SpeculationParams
 
 BATCH = 8
 CLIENTS = 3 * BATCH

@@ -22,8 +22,9 @@ from ssd_runtime.models.tokenizer import Tokenizer
 from ssd_runtime.parts import Parts
 from ssd_runtime.settings.load import Loaded, load_settings
 from ssd_runtime.settings.schema import Settings
+from ssd_runtime.snapshots import EngineSnapshot
 from ssd_runtime.telemetry.trace import RecordSink
-from ssd_runtime.types import Answer, EngineSnapshot, FinishReason, Mode, Output, Request, SamplingParams
+from ssd_runtime.types import Answer, FinishReason, Mode, Output, Request, SamplingParams
 
 CLOSE_SECONDS = 30.0
 SILENT_SECONDS = 20.0

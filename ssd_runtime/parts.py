@@ -10,11 +10,11 @@ from ssd_runtime.engine.core import EngineCore
 from ssd_runtime.engine.prepare import Limits
 from ssd_runtime.engine.target_lane import TargetLane
 from ssd_runtime.memory.prefix import PrefixStats
+from ssd_runtime.snapshots import EngineSnapshot, LaneSnapshot, RequestSnapshot
 from ssd_runtime.speculation.draft_lane import DraftLane
 from ssd_runtime.speculation.guard import GuardedProposer
 from ssd_runtime.speculation.speculator import Speculator
 from ssd_runtime.telemetry.trace import RecordSink
-from ssd_runtime.types import EngineSnapshot, LaneSnapshot, RequestSnapshot
 
 if TYPE_CHECKING:
     from ssd_runtime.models.tokenizer import Tokenizer

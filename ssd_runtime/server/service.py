@@ -19,17 +19,10 @@ from ssd_runtime.server.accounts import Account
 from ssd_runtime.server.lifetime import Reason, ending_early
 from ssd_runtime.settings.request import default_params
 from ssd_runtime.settings.schema import Settings
+from ssd_runtime.snapshots import EngineSnapshot
 from ssd_runtime.telemetry.metrics import Metrics
 from ssd_runtime.telemetry.spans import Spans
-from ssd_runtime.types import (
-    EngineSnapshot,
-    FinishReason,
-    Output,
-    Request,
-    SamplingParams,
-    StructuredOutput,
-    StructureKind,
-)
+from ssd_runtime.types import FinishReason, Output, Request, SamplingParams, StructuredOutput, StructureKind
 
 if TYPE_CHECKING:
     from ssd_runtime.models.tokenizer import Tokenizer  # loads torch, which the door must not

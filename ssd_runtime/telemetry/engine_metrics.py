@@ -8,10 +8,10 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ssd_runtime.snapshots import EngineSnapshot
 from ssd_runtime.stats import RoundTotals
 from ssd_runtime.telemetry.buckets import Buckets
 from ssd_runtime.telemetry.lanes import LaneTimes
-from ssd_runtime.types import EngineSnapshot
 
 PREFIX = "ssd:"
 LABEL = "model_name"

@@ -15,12 +15,13 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, H
 from ssd_runtime.hooks.kinds import Observer
 from ssd_runtime.hooks.registry import Registry
 from ssd_runtime.hooks.specs import hookimpl
+from ssd_runtime.snapshots import EngineSnapshot
 from ssd_runtime.stats import RoundRecord, RoundTotals
 from ssd_runtime.telemetry.buckets import Buckets
 from ssd_runtime.telemetry.engine_metrics import LABEL, PREFIX, EngineCollector
 from ssd_runtime.telemetry.lanes import LaneTimes
 from ssd_runtime.telemetry.traffic import Traffic
-from ssd_runtime.types import EngineSnapshot, SamplingParams, Timing
+from ssd_runtime.types import SamplingParams, Timing
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS_BUCKETS = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ssd_runtime.snapshots import EngineSnapshot
 from ssd_runtime.stats import RoundTotals
-from ssd_runtime.types import EngineSnapshot
 
 INTERVAL_SECONDS = 10.0
 

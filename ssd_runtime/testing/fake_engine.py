@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING, Self
 from ssd_runtime.errors import EngineClosedError
 from ssd_runtime.faces import answer_of
 from ssd_runtime.settings.schema import Settings
-from ssd_runtime.types import (
-    Answer,
-    EngineSnapshot,
-    FinishReason,
-    Output,
-    Request,
-    SamplingParams,
-    SpeculationStats,
-    Timing,
-)
+from ssd_runtime.snapshots import EngineSnapshot
+from ssd_runtime.types import Answer, FinishReason, Output, Request, SamplingParams, SpeculationStats, Timing
 
 if TYPE_CHECKING:
     from ssd_runtime.models.tokenizer import Tokenizer

@@ -21,12 +21,13 @@ from ssd_runtime.memory.kv import PagedKV
 from ssd_runtime.messages import ForwardRow
 from ssd_runtime.models.decoder import Decoder
 from ssd_runtime.models.loading import LoadedModel
+from ssd_runtime.snapshots import LaneSnapshot
 from ssd_runtime.speculation.model_draft import Feed
 from ssd_runtime.testing.engines import toy_engine
 from ssd_runtime.testing.rig import Rig
 from ssd_runtime.testing.scripted import ScriptedDraft, surely
 from ssd_runtime.testing.toy import toy_decoder
-from ssd_runtime.types import LaneSnapshot, Mode, Request, SamplingParams
+from ssd_runtime.types import Mode, Request, SamplingParams
 
 PROMPT = (9, 30, 12)
 

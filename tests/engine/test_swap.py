@@ -20,10 +20,11 @@ from ssd_runtime.memory.history import PackedTokens
 from ssd_runtime.memory.swap import SwapInCommand, SwapOutCommand
 from ssd_runtime.messages import VerifyCommand
 from ssd_runtime.sequence import Sequence
+from ssd_runtime.snapshots import EngineSnapshot
 from ssd_runtime.testing.engines import toy_engine
 from ssd_runtime.testing.rig import Rig, decoder_draft, draft_worker
 from ssd_runtime.testing.toy import toy_decoder
-from ssd_runtime.types import Answer, EngineSnapshot, FinishReason, Mode, Request, RowMode, SamplingParams
+from ssd_runtime.types import Answer, FinishReason, Mode, Request, RowMode, SamplingParams
 
 TARGET, OTHER = toy_decoder(1), toy_decoder(2)
 FORMATS = (torch.float32, torch.float16, torch.float8_e4m3fn, torch.int8)

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = [
-    {"", "errors", "types", "clock", "messages", "stats"},
+    {"", "errors", "types", "snapshots", "clock", "messages", "stats"},
     {"settings", "hooks"},
     {"ssd_kernels"},
     {"sampling"},

@@ -13,12 +13,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ssd_runtime.server.service import Service
 from ssd_runtime.settings.schema import Settings
+from ssd_runtime.snapshots import EngineSnapshot, LaneSnapshot
 from ssd_runtime.stats import RoundRecord, RoundTotals
 from ssd_runtime.telemetry.metrics import Metrics
 from ssd_runtime.telemetry.trace import read_trace
 from ssd_runtime.testing.asgi import get, post, served
 from ssd_runtime.testing.engines import toy_engine
-from ssd_runtime.types import EngineSnapshot, LaneSnapshot, Timing
+from ssd_runtime.types import Timing
 
 HISTOGRAMS = (
     "time_to_first_token_seconds",

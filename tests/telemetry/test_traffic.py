@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from ssd_runtime.snapshots import EngineSnapshot
 from ssd_runtime.stats import RoundRecord, RoundTotals
 from ssd_runtime.telemetry.traffic import Traffic, TrafficLines, difference
-from ssd_runtime.types import EngineSnapshot
 
 NUMBER = r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
 SPECULATION = re.compile(
