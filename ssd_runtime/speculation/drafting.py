@@ -1,7 +1,8 @@
 """What the draft's lane does with a model: drafts, and anytime builds. Runs on the lane's thread.
 
 A build extends every path by one token a pass and looks at the stop word in between, so that it
-ends at most one pass after the verdict and whatever depth was reached is of use.
+ends at most one pass after the verdict and whatever depth was reached is of use. Where the native
+library can make all the passes it gets them in one call; the loop here is what that call does.
 """
 
 from __future__ import annotations

@@ -2,35 +2,9 @@
 //
 //     check_lane write FILE     what this build computes, for another build to compare with
 //     check_lane compare FILE   all checks, and the same numbers within their tolerance
-#include "library.cpp"
-
-#include <cstdio>
-#include <map>
-#include <random>
-#include <string>
+#include "toy.h"
 
 namespace {
-
-using Floats = std::vector<float>;
-
-int failures = 0;
-
-void check(bool holds, const std::string& what) {
-  if (holds) return;
-  ++failures;
-  fprintf(stderr, "%s: %s\n", ssd_isa(), what.c_str());
-}
-
-bool same_bits(const Floats& a, const Floats& b) {
-  return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
-Floats random_floats(int64_t size, uint32_t seed, float scale = 1.0f, float center = 0.0f) {
-  std::mt19937 words(seed);
-  Floats values(size);
-  for (float& value : values) value = center + scale * (float(words() >> 8) * 0x1p-23f - 1.0f);
-  return values;
-}
 
 // Numbers that one build writes and another compares, in the order in which they are computed.
 class Reference {
@@ -58,22 +32,6 @@ class Reference {
   const bool writes_;
   FILE* file_;
 };
-
-const std::map<int, std::string> FORMATS = {{SSD_F32, "float32"}, {SSD_BF16, "bf16"}, {SSD_INT8, "int8"}, {SSD_INT4, "int4"}};
-
-std::vector<uint16_t> as_bf16(const Floats& weight) {
-  std::vector<uint16_t> words(weight.size());
-  for (size_t i = 0; i < weight.size(); ++i) {
-    uint32_t bits;
-    memcpy(&bits, &weight[i], 4);
-    words[i] = uint16_t((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-  }
-  return words;
-}
-
-ssd_matrix* packed(int format, int64_t out, int64_t in, const Floats& weight) {
-  return ssd_pack(format, out, in, format == SSD_BF16 ? (const void*)as_bf16(weight).data() : weight.data());
-}
 
 // The inputs that products use: for codes rounded to int8 in groups of 32.
 Floats as_multiplied(const Floats& x, int64_t in, bool coded) {
@@ -134,53 +92,9 @@ void check_noise(Reference& reference) {
   reference.agree("noise of 64 000 tokens", noise, 0.0f);
 }
 
-// A decoder with everything in it: shared heads of an odd width, norms, biases, a window, a tied head.
-struct Toy {
-  static constexpr int64_t vocab = 151, hidden = 52, layers = 2, heads = 6, kv_heads = 2, dim = 10, inner = 44, blocks = 16, block = 8;
-  static constexpr int64_t mixed = heads * dim, qkv = (heads + 2 * kv_heads) * dim, length = 60;
-
-  Floats embedding = random_floats(vocab * hidden, 10), norm = random_floats(hidden, 11, 0.2f, 1.0f), frequencies;
-  std::vector<Floats> vectors;
-  std::vector<ssd_matrix*> matrices;
-  std::vector<ssd_layer> layer;
-  ssd_decoder model{};
-
-  explicit Toy(int format) {
-    for (int64_t i = 0; i < dim / 2; ++i) frequencies.push_back(std::pow(10000.0f, -2.0f * i / dim));
-    vectors.reserve(layers * 7);
-    for (int64_t l = 0; l < layers; ++l) {
-      const uint32_t seed = uint32_t(100 * (l + 1));
-      layer.push_back({matrix(format, qkv, hidden, seed), matrix(format, hidden, mixed, seed + 1),
-                       matrix(format, 2 * inner, hidden, seed + 2), matrix(format, hidden, inner, seed + 3),
-                       vector(qkv, seed + 4, 0), vector(hidden, seed + 5, 0), vector(2 * inner, seed + 6, 0),
-                       vector(hidden, seed + 7, 0), vector((heads + kv_heads) * dim, seed + 8, 1),
-                       vector(hidden, seed + 9, 1), vector(hidden, seed + 10, 1), l == 0 ? 0 : 17});
-    }
-    model = {vocab, hidden, layers, heads, kv_heads, dim, inner, 1e-6f, 0.5623413f, 32, 0, embedding.data(),
-             frequencies.data(), norm.data(), matrix(format, vocab, hidden, 12), layer.data()};
-  }
-  ~Toy() {
-    for (ssd_matrix* w : matrices) ssd_free(w);
-  }
-  ssd_matrix* matrix(int format, int64_t out, int64_t in, uint32_t seed) {
-    matrices.push_back(packed(format, out, in, random_floats(out * in, seed, 1.7f / std::sqrt(float(in)))));
-    return matrices.back();
-  }
-  const float* vector(int64_t size, uint32_t seed, float center) {
-    vectors.push_back(random_floats(size, seed, 0.2f, center));
-    return vectors.back().data();
-  }
-};
-
 // Logits of all tokens of one sequence, fed `chunk` at a time; the last token's draws too.
 Floats fed(const Toy& toy, int kv_format, int64_t chunk, int threads, std::vector<int64_t>* drawn = nullptr) {
-  const int64_t item = kv_format == SSD_KV_F32 ? 4 : kv_format == SSD_KV_F16 ? 2 : 1;
-  const int64_t entry = 2 * toy.dim * item + (kv_format >= SSD_KV_INT8 ? 8 : 0);
-  const int64_t layer_bytes = (toy.blocks + 1) * toy.block * toy.kv_heads * entry;
-  std::vector<uint8_t> memory(toy.layers * layer_bytes, 0xff);  // NaN in every format
-  const ssd_kv kv{memory.data(), layer_bytes, toy.block, kv_format, 0};
-  std::vector<int64_t> table;
-  for (int64_t b = toy.blocks - 1; b >= 0; --b) table.push_back(b);
+  const Store store(kv_format);
   Floats logits(toy.length * toy.vocab);
   for (int64_t start = 0; start < toy.length; start += chunk) {
     const int64_t count = std::min(chunk, toy.length - start);
@@ -195,10 +109,10 @@ Floats fed(const Toy& toy, int kv_format, int64_t chunk, int threads, std::vecto
     ssd_pass pass{};
     pass.tokens = pass.wanted = count;
     pass.token_ids = ids.data(), pass.positions = positions.data(), pass.table_at = zeros.data();
-    pass.tables = table.data(), pass.wanted_tokens = wanted.data(), pass.logits = &logits[start * toy.vocab];
+    pass.tables = store.table.data(), pass.wanted_tokens = wanted.data(), pass.logits = &logits[start * toy.vocab];
     pass.draws = draws.data(), pass.expected = none.data(), pass.drawn_vocab = toy.vocab, pass.drawn = tokens.data();
     pass.threads = threads;
-    check(ssd_forward(&toy.model, &kv, &pass) == 0, "a pass failed");
+    check(ssd_forward(&toy.model, &store.kv, &pass) == 0, "a pass failed");
     if (drawn) drawn->insert(drawn->end(), tokens.begin(), tokens.end());
   }
   return logits;
@@ -218,6 +132,66 @@ void check_pass(int format, int kv_format, Reference& reference) {
   if (!coded) reference.agree(what + ", draws", Floats(drawn.begin(), drawn.end()), 0.0f);
 }
 
+using Ids = std::vector<int64_t>;
+
+// What is drawn behind each of `ids`, in one pass.
+Ids drawn_behind(const Toy& toy, int kv_format, const Ids& ids, ssd_draw draw) {
+  const Store store(kv_format);
+  const int64_t count = int64_t(ids.size());
+  Ids positions(count), zeros(count, 0), none(count, -1), tokens(count);
+  std::vector<ssd_draw> draws(count, draw);
+  for (int64_t t = 0; t < count; ++t) positions[t] = t, draws[t].position = t + 1, draws[t].count = 0;
+  ssd_pass pass{};
+  pass.tokens = pass.wanted = count;
+  pass.token_ids = ids.data(), pass.positions = pass.wanted_tokens = positions.data(), pass.table_at = zeros.data();
+  pass.tables = store.table.data(), pass.draws = draws.data(), pass.expected = none.data();
+  pass.drawn_vocab = toy.vocab, pass.drawn = tokens.data(), pass.threads = 1;
+  check(ssd_forward(&toy.model, &store.kv, &pass) == 0, "a pass failed");
+  return tokens;
+}
+
+// One sequence that reads 20 tokens, and then grows either three lines or itself.
+void check_build(int format, int kv_format, bool continues, Reference& reference) {
+  const std::string what = "build in " + FORMATS.at(format) + ", KV format " + std::to_string(kv_format);
+  const int64_t read = 20, limit = 5, count = 6, waiting = continues ? 1 : 3, results = 1 + waiting * limit;
+  const Toy toy(format);
+  const Store store(kv_format);
+  Ids ids, tables = store.table, drawn(results), candidates(results * count), step_tokens(64);
+  for (int64_t t = 0; t < read; ++t) ids.push_back(t * 13 % toy.vocab);
+  std::vector<ssd_line> lines;
+  for (int64_t i = 0; i < waiting; ++i) {
+    const int64_t own = 2 * i, partial = read % toy.block, full = read / toy.block;
+    lines.push_back({continues ? 0 : int64_t(tables.size()), continues ? 0 : 1 + i * limit, limit, read, -1, 0, {}});
+    if (continues) continue;
+    lines.back().copy = {store.table[full], own, partial};
+    tables.insert(tables.end(), store.table.begin(), store.table.begin() + full);
+    tables.insert(tables.end(), {own, own + 1});
+  }
+  ssd_build_row row{};
+  row.draw = {99, 0, 0.9, 0.9, 0.0, 0, 0};
+  row.tokens = read, row.waiting = waiting, row.continues = continues;
+  Floats scores(results * count);
+  std::vector<double> seconds(64);
+  ssd_build_call call{};
+  call.rows = 1, call.chunk = 7, call.steps = 64, call.row = &row, call.line = lines.data(), call.token_ids = ids.data();
+  call.tables = tables.data(), call.drawn_vocab = toy.vocab, call.count = count, call.drawn = drawn.data();
+  call.candidates = candidates.data(), call.scores = scores.data(), call.step_tokens = step_tokens.data();
+  call.step_seconds = seconds.data(), call.threads = 2;
+  check(ssd_build(&toy.model, &store.kv, &call) == 0, what + ": ended early");
+  check(row.read == read && row.lines == waiting && call.progress == 3 + limit - continues, what + ": not to its end");
+  for (int64_t i = 0; i < row.lines; ++i) {
+    const ssd_line& line = lines[i];
+    Ids whole = ids;
+    if (!continues) whole.push_back(line.first);
+    check(continues || line.first == candidates[i], what + ": another first token than the likeliest");
+    whole.insert(whole.end(), &drawn[line.result_at], &drawn[line.result_at] + line.drawn);
+    const Ids behind = drawn_behind(toy, kv_format, whole, row.draw);
+    check(line.drawn == limit && std::equal(&drawn[line.result_at], &drawn[line.result_at] + limit, behind.end() - limit - 1),
+          what + ": other tokens than pass by pass");
+  }
+  if (format < SSD_INT8 && kv_format == SSD_KV_F32) reference.agree(what, Floats(drawn.begin(), drawn.end()), 0.0f);
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -228,7 +202,10 @@ int main(int count, char** arguments) {
   for (const auto& [format, name] : FORMATS) {
     for (int64_t out : {1, 11, 12, 13, 50})
       for (int64_t in : {1, 31, 64, 97}) check_product(format, out, in);
-    for (int kv_format : {SSD_KV_F32, SSD_KV_F16, SSD_KV_INT8, SSD_KV_FP8}) check_pass(format, kv_format, reference);
+    for (int kv_format : {SSD_KV_F32, SSD_KV_F16, SSD_KV_INT8, SSD_KV_FP8}) {
+      check_pass(format, kv_format, reference);
+      for (bool continues : {false, true}) check_build(format, kv_format, continues, reference);
+    }
   }
   printf("%s: %s\n", ssd_isa(), failures ? "FAILED" : "all checks hold");
   return failures ? 1 : 0;
