@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = [
-    {"", "errors", "types", "snapshots", "clock", "messages", "stats"},
-    {"settings", "hooks"},
+    {"", "errors", "types", "clock", "messages", "stats"},
+    {"settings", "hooks", "snapshots"},
     {"ssd_kernels"},
     {"sampling"},
     {"device", "memory", "sequence"},
