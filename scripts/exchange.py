@@ -6,36 +6,50 @@ import functools
 import gc
 import sys
 from collections import defaultdict
+from dataclasses import dataclass, field
 from inspect import unwrap
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from scripts.mutations import Mutation
 
-Functions = dict[tuple[str, str], list[FunctionType]]
+
+@dataclass(slots=True)
+class Loaded:
+    """Of the files below this folder: functions by file and qualified name, and caches of what they returned.
+
+    Found before a process is forked: looking for them touches all that is in memory, which would copy it.
+    """
+
+    functions: dict[tuple[str, str], list[FunctionType]] = field(default_factory=lambda: defaultdict(list))
+    caches: list[Any] = field(default_factory=list)
 
 
-def functions_by_place() -> Functions:
-    """Every function there is, by file and qualified name."""
-    found: Functions = defaultdict(list)
+def loaded() -> Loaded:
+    """All that is there now."""
+    found, root = Loaded(), str(Path.cwd())
     for thing in gc.get_objects():
-        if type(thing) is FunctionType:  # isinstance would ask the thing itself
-            found[thing.__code__.co_filename, thing.__code__.co_qualname].append(thing)
+        if type(thing) is FunctionType and thing.__code__.co_filename.startswith(root):
+            found.functions[thing.__code__.co_filename, thing.__code__.co_qualname].append(thing)
+        elif type(thing) is functools._lru_cache_wrapper:  # isinstance would ask the thing itself
+            code = getattr(thing.__wrapped__, "__code__", None)
+            if code is not None and code.co_filename.startswith(root):
+                found.caches.append(thing)
     return found
 
 
-def mutate(mutation: Mutation, functions: Functions) -> None:
+def mutate(mutation: Mutation, there: Loaded) -> None:
     """Exchange a function's code and defaults, or a constant wherever it was imported to."""
     path = str(mutation.path.resolve())
-    [module] = [each for each in _modules() if getattr(each, "__file__", "") == path]
+    [module] = [each for each in _modules() if vars(each).get("__file__") == path]
     changed = {**vars(module)}
     exec(compile(mutation.source, path, "exec"), changed)
-    for thing in gc.get_objects():
-        if type(thing) is functools._lru_cache_wrapper:
-            thing.cache_clear()
+    for each in there.caches:
+        each.cache_clear()
     if mutation.function:
         new = _function(changed, mutation.function)
-        for function in functions[path, mutation.function]:
+        for function in there.functions[path, mutation.function]:
             function.__code__ = new.__code__
             function.__defaults__, function.__kwdefaults__ = new.__defaults__, new.__kwdefaults__
     else:

@@ -30,7 +30,7 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-from scripts.exchange import Functions, functions_by_place, mutate
+from scripts.exchange import Loaded, loaded, mutate
 from scripts.mutations import Mutation, mutations
 
 PYTEST = ("-q", "-pno:randomly", "-pno:cacheprovider", "--capture=no", "--timeout=0")
@@ -86,12 +86,12 @@ class Mutants:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """See pytest."""
-        functions = functions_by_place()
+        there = loaded()
         tests = self._measure(session.items)
         total = sum(test.seconds for test in tests)
         sys.stderr.write(f"{len(tests)} tests of {total:.0f} s, {len(self._chosen)} mutations\n")
         for mutation in self._chosen:
-            self._report(mutation, *self._try(mutation, tests, functions))
+            self._report(mutation, *self._try(mutation, tests, there))
         return True
 
     def _measure(self, items: Sequence[pytest.Item]) -> list[Measured]:
@@ -128,7 +128,7 @@ class Mutants:
         sys.stderr.write(f"{seconds:.2f} {item.nodeid}\n")
         return seconds, lines
 
-    def _try(self, mutation: Mutation, tests: Sequence[Measured], functions: Functions) -> tuple[str, str]:
+    def _try(self, mutation: Mutation, tests: Sequence[Measured], there: Loaded) -> tuple[str, str]:
         order = self._order(mutation, tests)
         if not order:
             return UNREACHED, ""
@@ -136,7 +136,7 @@ class Mutants:
         if (pid := os.fork()) == 0:
             _silence()
             _limit_memory()
-            mutate(mutation, functions)
+            mutate(mutation, there)
             for place, test in enumerate(order):
                 self._place[:] = place.to_bytes(8, "little")
                 if not passes(test.item):
@@ -245,7 +245,7 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--tests", nargs="+", default=["tests"])
     parser.add_argument("--sample", type=int, help="so many mutations, drawn at random; default: all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--budget", type=float, default=15.0, help="most seconds of tests for a mutation")
+    parser.add_argument("--budget", type=float, default=10.0, help="most seconds of tests for a mutation")
     parser.add_argument(
         "--measured",
         type=Path,

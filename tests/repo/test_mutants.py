@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.exchange import functions_by_place, mutate
+from scripts.exchange import loaded, mutate
 from scripts.mutations import mutations
 
 ROOT = Path(__file__).parents[2]
@@ -91,13 +91,14 @@ def test_a_mutation_is_in_force_in_code_that_was_imported_before(
 ) -> None:
     """A function's code, its defaults, and a constant."""
     monkeypatch.syspath_prepend(path.parent)
+    monkeypatch.chdir(path.parent)
     from counting import Counter  # type: ignore[import-not-found]  # written by this test
 
-    functions = functions_by_place()
+    there = loaded()
 
     def with_(function: str, before: str, after: str) -> int:
         wanted = (function, before, after)
-        mutate(next(m for m in mutations(path) if (m.function, m.before, m.after) == wanted), functions)
+        mutate(next(m for m in mutations(path) if (m.function, m.before, m.after) == wanted), there)
         counted: int = Counter().add(3)
         return counted
 
