@@ -46,7 +46,7 @@ def create_app(service: Service, key: str | None = None) -> Starlette:
             Route("/ready", partial(_ready, service)),
             Route("/metrics", partial(_metrics, service)),
             Route("/version", _version),
-            Route("/openapi.json", _openapi),
+            Route("/openapi.json", partial(_openapi, service)),
         ],
         middleware=[Middleware(KeyCheck, key)],
         exception_handlers={HTTPException: _http_error, SSDError: _error, Exception: _unexpected},
@@ -122,8 +122,8 @@ async def _version(request: Request) -> Response:
     return JSONResponse({"version": __version__})
 
 
-async def _openapi(request: Request) -> Response:
-    return JSONResponse(document())
+async def _openapi(service: Service, request: Request) -> Response:
+    return JSONResponse(document(service.model))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

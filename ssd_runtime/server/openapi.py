@@ -49,8 +49,8 @@ _POSTED = (400, 401, 404, 408, 413, 415, 429, 500, 503)
 
 
 @cache
-def document() -> Schema:
-    """The document, in OpenAPI 3.1."""
+def document(model: str) -> Schema:
+    """The document of a daemon that serves `model`, in OpenAPI 3.1."""
     _, answers = models_json_schema([(model, "serialization") for model in ANSWERS], ref_template=REFERENCE)
     return {
         "openapi": "3.1.0",
@@ -61,7 +61,7 @@ def document() -> Schema:
         },
         "paths": _paths(),
         "components": {
-            "schemas": _untitled(request_schemas() | answers["$defs"]),
+            "schemas": _untitled(request_schemas(model) | answers["$defs"]),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"key": []}],
@@ -108,12 +108,14 @@ def _generating(summary: str, name: str) -> Schema:
     operation = _posting(summary, f"{name}Body", name, (*_POSTED, 504))
     answer = operation["post"]["responses"]["200"]
     answer["headers"] = _REQUEST_ID
-    data = {
-        "anyOf": [{"$ref": REFERENCE.format(model=f"{name}Chunk")}, {"$ref": REFERENCE.format(model="Error")}]
-    }
-    event = {"type": "string", "contentMediaType": JSON, "contentSchema": data}
+    kinds = [{"$ref": REFERENCE.format(model=kind)} for kind in (f"{name}Chunk", "Error")]
+    event = {"type": "string", "contentMediaType": JSON, "contentSchema": {"anyOf": kinds}}
     answer["content"]["text/event-stream"] = {
-        "schema": {"type": "object", "properties": {"data": event}, "required": ["data"]},
+        "schema": {
+            "type": "object",
+            "properties": {"data": {"anyOf": [event, {"const": "[DONE]"}]}},
+            "required": ["data"],
+        },
         "description": f"With stream: true. The data of events are {name}Chunk or Error, the last is [DONE].",
     }
     return operation

@@ -17,6 +17,8 @@ Schema = dict[str, Any]
 
 REFERENCE = "#/components/schemas/{model}"
 _JSON_TYPES: Mapping[type, str] = {dict: "object", str: "string"}
+_SAYING: Mapping[str, list[Any]] = {"content": [None], "tool_calls": [None, []]}
+"""A message has one of them, with another value than these."""
 _FLAG: Schema = {"type": ["boolean", "null"]}
 _TEXT_PART: Schema = {
     "type": "object",
@@ -26,17 +28,22 @@ _TEXT_PART: Schema = {
 }
 
 
-def request_schemas() -> dict[str, Schema]:
-    """The schemas of all bodies and of what is in them, by name."""
+def request_schemas(model: str) -> dict[str, Schema]:
+    """The schemas of all bodies and of what is in them, by name; `model` is the served one."""
     bodies = [(model, "validation") for model in (RequestBody, TextBody, ChatBody, DetokenizeBody)]
     _, found = models_json_schema(bodies, ref_template=REFERENCE)  # type: ignore[arg-type]  # modes are texts
     schemas: dict[str, Schema] = found["$defs"]
     common = schemas.pop("RequestBody")["properties"]
     schemas["Turn"] = _with_empty_fields(schemas["Turn"])
-    schemas["CompletionBody"] = _body(Completions(), common, {"prompt": _prompt(common)})
+    named: Schema = {"enum": [model, None], "description": "The served model."}
+    schemas["CompletionBody"] = _body(Completions(), common, {"prompt": _prompt(common), "model": named})
     schemas["ChatCompletionBody"] = _body(
-        Chat(), common, {"messages": _without_null(common["messages"]), "echo": {"enum": [False, None]}}
+        Chat(),
+        common,
+        {"messages": _without_null(common["messages"]), "echo": {"enum": [False, None]}, "model": named},
     )
+    for name in ("TextBody", "ChatBody", "DetokenizeBody"):
+        schemas[name]["properties"]["model"] = named
     schemas["TokenizeBody"] = {"anyOf": [_reference(schema) for schema in ("TextBody", "ChatBody")]}
     return schemas
 
@@ -50,7 +57,6 @@ def _body(endpoint: Endpoint, common: Mapping[str, Schema], own: Mapping[str, Sc
     properties |= {name: {"type": [_JSON_TYPES[kind], "null"]} for name, kind in LABELS.items()}
     options = {"type": ["object", "null"], "properties": dict.fromkeys(STREAM_OPTIONS, _FLAG)}
     properties |= {
-        "model": {"type": ["string", "null"], "description": "The served model's name."},
         "stream": _FLAG,
         "stream_options": options | {"additionalProperties": False, "description": "Beside stream: true."},
     }
@@ -78,7 +84,11 @@ def _with_empty_fields(turn: Schema) -> Schema:
         known = properties.get(name)
         properties[name] = {"anyOf": [known, {"enum": list(values)}]} if known else {"enum": list(values)}
     properties["content"] = {"anyOf": [turn["properties"]["content"], {"type": "array", "items": _TEXT_PART}]}
-    return turn | {"properties": properties}
+    says = [
+        {"required": [name], "properties": {name: {"not": {"enum": nothing}}}}
+        for name, nothing in _SAYING.items()
+    ]
+    return turn | {"properties": properties, "anyOf": says}
 
 
 def _without_null(schema: Schema) -> Schema:

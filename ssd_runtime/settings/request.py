@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from ssd_runtime.errors import RequestError
 from ssd_runtime.settings.conversation import MAX_TOOLS, Tool, Turn, messages_of, tools_of
 from ssd_runtime.settings.messages import did_you_mean
-from ssd_runtime.settings.sampling import SEED_RANGE, Integer64, Part, Sampling, Text, TokenId, Word
+from ssd_runtime.settings.sampling import SEED_RANGE, Integer64, Part, Sampling, Text, TokenId, Whole, Word
 from ssd_runtime.settings.schema import EngineSettings
 from ssd_runtime.types import Mode, Request, SamplingParams, SpeculationParams
 
@@ -55,7 +55,7 @@ class SpeculationChoice(Part):
     mode: Annotated[Mode | None, BeforeValidator(_as_mode)] = Field(
         None, description=f"one of {', '.join(Mode)}"
     )
-    length: int | None = Field(None, ge=0, le=64, description="an integer from 0 to 64")
+    length: Whole | None = Field(None, ge=0, le=64, description="an integer from 0 to 64")
 
 
 class TextPart(Part):

@@ -39,6 +39,11 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _whole(value: object) -> object:
+    """1.0 is an integer in JSON, and some clients have no other numbers."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _token_keys(value: object) -> object:
     """JSON's keys are texts; here they are token ids."""
     if not isinstance(value, Mapping):
@@ -49,14 +54,15 @@ def _token_keys(value: object) -> object:
     }
 
 
+Whole = Annotated[int, BeforeValidator(_whole)]
 Word = Annotated[str, AfterValidator(_is_unicode)]
 Text = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_is_unicode)]
-Integer64 = Annotated[int, Field(ge=-(2**63), lt=SEED_RANGE)]
+Integer64 = Annotated[Whole, Field(ge=-(2**63), lt=SEED_RANGE)]
 Words = Annotated[list[Annotated[Word, Field(min_length=1)]], Field(max_length=MAX_BAD_WORDS)]
 Stop = Annotated[Word, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
-Alternatives = Annotated[int, Field(ge=0, le=MAX_TOP)]
-TokenId = Annotated[int, Field(ge=0)]
+Alternatives = Annotated[Whole, Field(ge=0, le=MAX_TOP)]
+TokenId = Annotated[Whole, Field(ge=0)]
 Bias = Annotated[
     dict[TokenId, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]],
     Field(max_length=MAX_BIASES, json_schema_extra={"propertyNames": {"pattern": "^[0-9]+$"}}),
@@ -85,7 +91,7 @@ class Sampling(Part):
 
     temperature: float | None = Field(None, ge=0, le=2, description="a number from 0 (greedy) to 2")
     top_p: float | None = Field(None, gt=0, le=1, description="a number above 0, up to 1 (off)")
-    top_k: int | None = Field(None, ge=-1, description="an integer: -1 or 0 (off), or at least 1")
+    top_k: Whole | None = Field(None, ge=-1, description="an integer: -1 or 0 (off), or at least 1")
     min_p: float | None = Field(None, ge=0, le=1, description="a number from 0 (off) to 1")
     repetition_penalty: float | None = Field(
         None, gt=0, le=10, description="a number above 0, up to 10; 1 is off"
@@ -104,9 +110,9 @@ class Sampling(Part):
     bad_words: Words | None = Field(
         None, description=f"a list of at most {MAX_BAD_WORDS} texts, none of them empty"
     )
-    min_tokens: int | None = Field(None, ge=0, description="an integer, at least 0")
-    max_tokens: int | None = Field(None, ge=0, description=f"an integer, {_AT_LEAST_ONE}")
-    max_completion_tokens: int | None = Field(None, ge=1, description="an integer, at least 1")
+    min_tokens: Whole | None = Field(None, ge=0, description="an integer, at least 0")
+    max_tokens: Whole | None = Field(None, ge=0, description=f"an integer, {_AT_LEAST_ONE}")
+    max_completion_tokens: Whole | None = Field(None, ge=1, description="an integer, at least 1")
     stop: Annotated[Stops | None, BeforeValidator(_as_list, json_schema_input_type=Stop | Stops | None)] = (
         Field(
             None,
@@ -123,7 +129,7 @@ class Sampling(Part):
     top_logprobs: Alternatives | None = Field(None, description=f"an integer from 0 to {MAX_TOP}")
     prompt_logprobs: Alternatives | None = Field(None, description=f"an integer from 0 to {MAX_TOP}")
     echo: bool | None = Field(None, description="true or false")
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")
+    n: Whole | None = Field(None, ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")
     include_stop_str_in_output: bool | None = Field(None, description="true or false")
     warpers: list[str | dict[str, Any]] | None = Field(
         None, description="a list of names, or of mappings with a name and options"

@@ -90,6 +90,14 @@ def test_ids_are_texts(given: dict[str, Any], expected: str) -> None:
     assert parse({"prompt": "hi", **given}).id == expected
 
 
+def test_a_whole_number_may_have_a_point() -> None:
+    """JSON knows one kind of number, and some clients write every one with a fraction."""
+    given = {"top_k": 5.0, "max_tokens": 7.0, "seed": 9.0, "stop_token_ids": [1.0, 2.0], "n": 2.0}
+    params = parse({"prompt": "hi", **given}).params
+    assert (params.top_k, params.max_tokens, params.seed, params.n) == (5, 7, 9, 2)
+    assert all(isinstance(token, int) for token in (*params.stop_token_ids, params.seed))
+
+
 def test_one_stop_text_is_a_list_of_one() -> None:
     """`stop` may be a text."""
     assert parse({"prompt": "hi", "stop": "x"}).params.stop == ("x",)
@@ -142,7 +150,7 @@ def test_defaults_come_from_the_settings() -> None:
         ("top_p", 0, "top_p: got 0, expected a number above 0"),
         ("top_k", -2, "top_k: got -2, expected an integer"),
         ("top_k", True, "top_k: got True, expected an integer"),
-        ("top_k", 1.0, "top_k: got 1.0, expected an integer"),
+        ("top_k", 1.5, "top_k: got 1.5, expected an integer"),
         ("min_p", 1.5, "min_p: got 1.5, expected a number from 0"),
         ("max_tokens", 0, "max_tokens: got 0, expected an integer, at least 1"),
         ("stop", ["a"] * 17, "stop: got ['a', "),

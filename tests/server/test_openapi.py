@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from ssd_runtime.server.app import create_app
-from ssd_runtime.server.openapi import document
+from ssd_runtime.server.openapi import document as document_of
 from ssd_runtime.server.service import Service
 from ssd_runtime.settings.request import NOT_BUILT, NOT_OFFERED, RequestBody
 from ssd_runtime.settings.schema import Settings
@@ -46,6 +46,11 @@ BODIES: list[tuple[str, dict[str, Any], bool]] = [
     ("CompletionBody", {"prompt": "a", "temperature": 3}, False),
     ("CompletionBody", {"prompt": "a", "colour": 3}, False),
     ("CompletionBody", {}, False),
+    ("CompletionBody", {"prompt": "a", "model": "gpt-4o"}, False),
+    ("CompletionBody", {"prompt": "a", "top_k": 2.0, "seed": 1e3}, True),
+    ("CompletionBody", {"prompt": "a", "top_k": 2.5}, False),
+    ("ChatCompletionBody", {"messages": [{"role": "assistant", "tool_calls": []}]}, False),
+    ("ChatCompletionBody", {"messages": [{"role": "assistant", "content": None}]}, False),
     ("ChatCompletionBody", {"messages": [{"role": "user", "content": "a", "refusal": None}]}, True),
     (
         "ChatCompletionBody",
@@ -56,6 +61,11 @@ BODIES: list[tuple[str, dict[str, Any], bool]] = [
     ("ChatCompletionBody", {"messages": [{"role": "user", "content": "a"}], "prompt": "a"}, False),
 ]
 PATHS = ("/v1/models", "/v1/models/smollm2-135m", "/v1/models/other", "/health", "/ready", "/version")
+
+
+def document() -> dict[str, Any]:
+    """The daemon's."""
+    return document_of("smollm2-135m")
 
 
 def schema(name: str) -> dict[str, Any]:
