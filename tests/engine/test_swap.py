@@ -183,6 +183,28 @@ def _watched(made: Rig) -> list[str]:
     return left
 
 
+def test_a_prompt_that_was_swapped_in_the_middle_is_told_whole() -> None:
+    """Its log probabilities, read in chunks before and after: each position once."""
+    params = replace(FOUR[0].params, prompt_logprobs=1)
+    request = replace(asked(0, prompt=21, priority=1), params=params)
+    made = rig(Mode.SSD, num_blocks=10, max_batch_tokens=9)
+
+    async def play() -> None:
+        made.submit(request)
+        await made.core.run_round()
+        made.submit(asked(1, prompt=21))
+        await made.run()
+
+    asyncio.run(play())
+    left = [command for command in made.target.commands if isinstance(command, SwapOutCommand)]
+    assert left[0].num_tokens == 9
+    [alone] = asyncio.run(Rig(TARGET, mode=Mode.AUTOREGRESSIVE).answers(request))
+    answer = made.answer("0")
+    assert answer.token_ids == alone.token_ids
+    assert answer.prompt_logprobs == alone.prompt_logprobs
+    assert len(answer.prompt_logprobs) == 21
+
+
 def test_what_finds_no_room_on_the_host_is_recomputed() -> None:
     """Room for one of them: some are swapped, some recomputed, and no text changes."""
     made = rig(swap_tokens=12)
