@@ -105,7 +105,9 @@ def asked(schema: dict[str, Any], name: str, seed: int = 0) -> Request:
 
 def rig(mode: Mode) -> Rig:
     worker = None if mode is Mode.AUTOREGRESSIVE else draft_worker(decoder_draft(TARGET, 4096, 16), 8, VOCAB)
-    return Rig(TARGET, worker, mode=mode, num_blocks=1024, block_size=16, max_batch_size=TOGETHER, context=512)
+    return Rig(
+        TARGET, worker, mode=mode, num_blocks=1024, block_size=16, max_batch_size=TOGETHER, context=512
+    )
 
 
 def supported(schemas: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -41,6 +41,7 @@ def test_a_round_that_reads_a_prompt_takes_at_most_two_rounds_time(
 
 
 def test_a_last_short_chunk_says_nothing_of_how_much_would_do() -> None:
+    """It was short because the prompt ended."""
     pacer = Pacer()
     pacer.note(8, 0, 0.02)
     pacer.note(8, 3, 0.021)
@@ -56,6 +57,7 @@ def test_what_takes_too_long_is_cut_at_once() -> None:
 
 
 def test_without_rows_that_decode_nothing_is_learnt() -> None:
+    """There is no round to compare with."""
     pacer = Pacer()
     pacer.note(0, 512, 3.0)
     pacer.note(8, 16, 3.0)
