@@ -61,7 +61,7 @@ async def test_drafts_behind_the_end_are_not_counted() -> None:
     rig = Rig(
         toy_decoder(1), draft_worker(draft), mode=Mode.SPECULATIVE, length=5, automatic=False, context=64
     )
-    params = SamplingParams(temperature=0, max_tokens=20, stop_token_ids=(6,), ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=20, stop=(chr(31 + 6),), ignore_eos=True)
     rig.submit(Request("r", prompt_token_ids=(1, 2, 3), params=params))
     await rig_round(rig, Verdict(0, 3), drafts=False)
     await rig_round(rig, Verdict(5, 9), drafts=True)
