@@ -80,10 +80,11 @@ class LiveRequests:
                 self._keep(row, proposal, untold, result.accepted, result.bonus)
             case RowFailure():
                 untold = Untold(live, *live.end.take(proposal.token_ids[: result.accepted]), result.logprobs)
-                if untold.finish_reason is None:
-                    self._fail_row(live, result)
-                else:  # what failed lies behind the end, where nobody asked
+                if untold.finish_reason is not None and untold.token_ids:
+                    # what failed lies behind the end, where nobody asked
                     self._keep(row, proposal, untold, result.accepted)
+                else:
+                    self._fail_row(live, result)
             case _:
                 live.read(result)
                 row.sequence.commit([], row.sequence.kv_len + row.num_feed)

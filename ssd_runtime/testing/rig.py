@@ -97,9 +97,9 @@ class RigSettings:
 
     automatic: every command is done as it is submitted, so that builds reach their full depth.
     fallback: sources, or `draft` and `shadow` by name. patience: seconds, as `DraftLane` has them.
-    draft_lane: replaces the scripted one. controller: replaces `mode`. sampler: the target's.
-    lookups: who proposes in the low-latency mode. target_pauses: before each attempt to start the target
-    again. around: what stands between each of the target's lanes and its worker.
+    start_draft: makes the draft's lane, in place of the scripted one. controller: replaces `mode`.
+    sampler: the target's. lookups: who proposes in the low-latency mode. target_pauses: before each attempt
+    to start the target again. around: what stands between each of the target's lanes and its worker.
     swap_tokens: what host memory holds of preempted requests' KV; None: they are recomputed. kv_dtype: of
     the target's KV. order: who is served next.
     """
@@ -117,7 +117,7 @@ class RigSettings:
     controller: ModeController | None = None
     automatic: bool = True
     patience: float = PATIENT
-    draft_lane: RoleLane | None = None
+    start_draft: Callable[[], RoleLane] | None = None
     sampler: Sampler | None = None
     enable_prefix_caching: bool = True
     swap_tokens: int | None = None
@@ -254,11 +254,10 @@ class Rig:
 
     def _speculator(self, *, has_draft: bool) -> Speculator:
         chosen, memories = self.settings, Memories()
-        used = chosen.draft_lane or (self.draft if has_draft else None)
+        start = chosen.start_draft or ((lambda: self.draft) if has_draft else None)
         lane = None
-        if used is not None:
-            patience = chosen.patience
-            lane = DraftLane(lambda: used, name="scripted", patience=lambda: patience, clock=self.clock)
+        if start is not None:
+            lane = DraftLane(start, name="scripted", patience=lambda: chosen.patience, clock=self.clock)
         drafting = DraftSource(lane, self.limits.context) if lane else None
         named: dict[str, Source | None] = {"draft": drafting, "shadow": ShadowSource(memories.recall)}
         sources = [named[source] if isinstance(source, str) else source for source in chosen.fallback]

@@ -41,6 +41,7 @@ class ScriptedLane:
 
     journal: every submission and completion in order, as (lane, what, kind of command); lanes that
     share one journal show what came first across them. `worker` is only needed for `execute`.
+    automatic: whether a command is executed as soon as it is submitted.
     is_alive: whether the thread that is not there lives; set it as the test needs it.
     """
 
@@ -52,14 +53,14 @@ class ScriptedLane:
         automatic: bool = False,
         journal: list[tuple[str, str, str]] | None = None,
     ) -> None:
-        """automatic: every command is executed as soon as it is submitted."""
+        """See the class."""
         self.name = name
         self.is_alive = True
         self.is_closed = False
         self.commands: list[Any] = []
         self.journal: list[tuple[str, str, str]] = [] if journal is None else journal
         self._worker = worker
-        self._automatic = automatic
+        self.automatic = automatic
         self._pending: deque[Pending] = deque()
 
     @property
@@ -74,7 +75,7 @@ class ScriptedLane:
         self.commands.append(command)
         self.journal.append((self.name, "submitted", command.kind))
         self._pending.append(Pending(command, future))
-        if self._automatic:
+        if self.automatic:
             self.execute()
         return future
 
@@ -88,12 +89,16 @@ class ScriptedLane:
         return not self.is_alive
 
     def complete(self, result: Any) -> None:
-        """The oldest command has this result."""
-        self._next().future.set_result(result)
+        """The oldest command has this result, unless nobody waits for it any more."""
+        future = self._next().future
+        if not future.done():
+            future.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """The oldest command raised `error`."""
-        self._next().future.set_exception(error)
+        """The oldest command raised `error`; nobody hears of it who waits no more."""
+        future = self._next().future
+        if not future.done():
+            future.set_exception(error)
 
     def execute(self) -> Any:
         """Have the worker carry out the oldest command now, on this thread; returns its result."""
