@@ -106,7 +106,7 @@ def main() -> int:
     parser.add_argument(
         "--clients", type=Path, required=True, help="the bin folder of the clients' environment"
     )
-    parser.add_argument("--examples", type=int, default=500, help="most examples for each operation")
+    parser.add_argument("--examples", type=int, default=100, help="most examples for each operation")
     parser.add_argument("--only", choices=[*PYTHON_CLIENTS, "schemathesis"], action="append")
     options = parser.parse_args()
     LOGS.mkdir(parents=True, exist_ok=True)

@@ -17,8 +17,6 @@ Schema = dict[str, Any]
 
 REFERENCE = "#/components/schemas/{model}"
 _JSON_TYPES: Mapping[type, str] = {dict: "object", str: "string"}
-_SAYING: Mapping[str, list[Any]] = {"content": [None], "tool_calls": [None, []]}
-"""A message has one of them, with another value than these."""
 _FLAG: Schema = {"type": ["boolean", "null"]}
 _TEXT_PART: Schema = {
     "type": "object",
@@ -30,11 +28,11 @@ _TEXT_PART: Schema = {
 
 def request_schemas(model: str) -> dict[str, Schema]:
     """The schemas of all bodies and of what is in them, by name; `model` is the served one."""
-    bodies = [(model, "validation") for model in (RequestBody, TextBody, ChatBody, DetokenizeBody)]
+    bodies = [(body, "validation") for body in (RequestBody, TextBody, ChatBody, DetokenizeBody)]
     _, found = models_json_schema(bodies, ref_template=REFERENCE)  # type: ignore[arg-type]  # modes are texts
     schemas: dict[str, Schema] = found["$defs"]
     common = schemas.pop("RequestBody")["properties"]
-    schemas["Turn"] = _with_empty_fields(schemas["Turn"])
+    schemas |= _turns(schemas["Turn"])
     named: Schema = {"enum": [model, None], "description": "The served model."}
     schemas["CompletionBody"] = _body(Completions(), common, {"prompt": _prompt(common), "model": named})
     schemas["ChatCompletionBody"] = _body(
@@ -77,18 +75,25 @@ def _prompt(common: Mapping[str, Schema]) -> Schema:
     }
 
 
-def _with_empty_fields(turn: Schema) -> Schema:
-    """A message as clients may write it; see `turns.py`."""
+def _turns(turn: Schema) -> dict[str, Schema]:
+    """Messages as clients may write them, see `turns.py`: with a content, or with calls in its place."""
     properties: dict[str, Schema] = dict(turn["properties"])
+    content, calls = _without_null(properties["content"]), _without_null(properties["tool_calls"])
     for name, values in EMPTY.items():
         known = properties.get(name)
         properties[name] = {"anyOf": [known, {"enum": list(values)}]} if known else {"enum": list(values)}
-    properties["content"] = {"anyOf": [turn["properties"]["content"], {"type": "array", "items": _TEXT_PART}]}
-    says = [
-        {"required": [name], "properties": {name: {"not": {"enum": nothing}}}}
-        for name, nothing in _SAYING.items()
-    ]
-    return turn | {"properties": properties, "anyOf": says}
+    content = {"anyOf": [content, {"type": "array", "items": _TEXT_PART}]}
+    nothing = {"type": "null"}
+    said = {"properties": properties | {"content": content}, "required": ["role", "content"]}
+    called = {
+        "properties": properties | {"content": {"anyOf": [content, nothing]}, "tool_calls": calls},
+        "required": ["role", "tool_calls"],
+    }
+    return {
+        "Turn": {"anyOf": [_reference("SaidTurn"), _reference("CalledTurn")]},
+        "SaidTurn": turn | said,
+        "CalledTurn": turn | called,
+    }
 
 
 def _without_null(schema: Schema) -> Schema:
