@@ -143,7 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compare every prompt; the exit status."""
     options = _parser().parse_args(arguments)
     prompts = load_prompts(options.prompts)
-    overrides = [f"scheduler.policy={options.mode}", *options.set]
+    crowd = "engine.fallback_batch_threshold=100000"  # all are asked at once, and the mode is to be theirs
+    overrides = [f"scheduler.policy={options.mode}", crowd, *options.set]
     name = Engine.from_config(overrides=overrides).settings.engine.model
     answers = asyncio.run(engine_answers(prompts, options.max_tokens, overrides))
     model, reference = load_configured_model(name, Float32Quantizer(), no_progress), Reference(name)

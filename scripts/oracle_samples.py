@@ -112,7 +112,8 @@ def transformed(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Sample, judge, report; the exit status."""
     options = _parser().parse_args(arguments)
-    overrides = [f"scheduler.policy={options.mode}", *PREDICTABLE, *options.set]
+    crowd = "engine.fallback_batch_threshold=100000"  # all are asked at once, and the mode is to be theirs
+    overrides = [f"scheduler.policy={options.mode}", crowd, *PREDICTABLE, *options.set]
     name = Engine.from_config(overrides=overrides).settings.engine.model
     prompts = load_prompts(options.prompts)
     answers, rounds = asyncio.run(sampled_answers(prompts, options.count, options.max_tokens, overrides))

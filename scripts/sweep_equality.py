@@ -47,6 +47,7 @@ class Configuration:
             f"engine.draft_model={self.draft}",
             f"engine.speculative_length={self.length}",
             f"engine.max_batch_size={self.batch}",
+            "engine.fallback_batch_threshold=1000",
             f"engine.branch_budget={self.budget}",
             "engine.fallback=[shadow, ngram]",
             "plugins=[scripts.scripted_drafts]",

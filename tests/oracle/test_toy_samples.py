@@ -61,6 +61,7 @@ def settings(mode: str, sampler: str) -> list[str]:
         "engine.draft_quantization=int4",
         "engine.speculative_length=4",
         "engine.max_batch_size=16",
+        "engine.fallback_batch_threshold=1000",
     ]
 
 
