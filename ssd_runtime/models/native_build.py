@@ -102,34 +102,20 @@ class BuildArrays:
         self._rows = (RowOfBuild * len(rows))(*rows)
         lines = array("q", self._lines)
         self._line_array = (LineOfBuild * (8 * len(lines) // sizeof(LineOfBuild))).from_buffer(lines)
-        copies = array("q", [number for copy in build.copies for number in _numbers(copy)])
         self._drawn = array("q", bytes(8 * self._results))
         self._candidates = array("q", bytes(8 * self._results * self._count))
         self._scores = array("f", bytes(4 * self._results * self._count))
         self._step_tokens, self._step_seconds = array("q", bytes(8 * steps)), array("d", bytes(8 * steps))
-        inputs = [array("q", numbers) for numbers in (self._token_ids, self._end_ids, self._tables)]
-        self._kept = (build.stop, copies, inputs)
+        copies = [number for copy in build.copies for number in _numbers(copy)]
+        inputs = [array("q", ints) for ints in (copies, self._token_ids, self._end_ids, self._tables)]
+        self._kept = (build.stop, lines, inputs)
         self.values = BuildCall(
-            rows=len(rows),
-            copies=len(build.copies),
-            chunk=build.chunk,
-            steps=steps,
-            row=addressof(self._rows),
-            line=_address(lines),
-            copy=_address(copies),
-            token_ids=_address(inputs[0]),
-            end_ids=_address(inputs[1]),
-            tables=_address(inputs[2]),
-            drawn_vocab=vocab_size,
-            count=self._count,
-            drawn=_address(self._drawn),
-            candidates=_address(self._candidates),
-            scores=_address(self._scores),
-            step_tokens=_address(self._step_tokens),
-            step_seconds=_address(self._step_seconds),
-            stop=None if build.stop is None else build.stop.address,
+            len(rows), len(build.copies), build.chunk, steps, addressof(self._rows), _address(lines),
+            *map(_address, inputs), vocab_size, self._count, _address(self._drawn),
+            _address(self._candidates), _address(self._scores), _address(self._step_tokens),
+            _address(self._step_seconds), None if build.stop is None else build.stop.address,
             threads=num_threads(),
-        )
+        )  # fmt: skip
 
     def note(self) -> list[tuple[int, float]]:
         """After the call: fill in what every row and line reached; tokens and seconds of each step."""
@@ -162,16 +148,9 @@ class BuildArrays:
         self._results += 0 if row.continues and row.waiting else 1
         for line in (*row.lines, *row.waiting):
             table_at = values.table_at if line.table is row.table else self._table(line.table)
-            # a `LineOfBuild`, which would take longer to make
-            self._lines += (
-                table_at,
-                self._results,
-                line.limit,
-                line.length,
-                line.first,
-                0,
-                *_numbers(line.copy),
-            )
+            # the numbers of a `LineOfBuild`, which would take longer to make
+            self._lines += (table_at, self._results, line.limit, line.length, line.first, 0)
+            self._lines += _numbers(line.copy)
             self._results += line.limit
         return values
 

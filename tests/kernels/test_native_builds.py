@@ -243,14 +243,6 @@ def test_rounds_agree_where_memory_is_short(decoder: Decoder, seed: int) -> None
     rounds(Pair(decoder, num_blocks=40 + 15 * seed), seed)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_rounds_agree_where_numbers_are_of_no_use(isa: str, seed: int) -> None:
-    """A line that draws token 7 ends there, and a text that has it gets no proposals."""
-    spoilt = made(isa, Format.FLOAT32)
-    spoilt.embedding[7] = torch.nan
-    rounds(Pair(spoilt), seed)
-
-
 def hit(pair: Pair) -> DraftRow:
     """A row whose proposal is the draft's own: its branches open before the first pass, but for the last."""
     row = DraftRow(1, tuple(range(1, 30)), Draw(5, 0.9), 4, CONTEXT, budget=6)
@@ -404,3 +396,47 @@ def test_a_word_that_is_set_before_stops_everything(decoder: Decoder) -> None:
     stop.set_after_step()
     assert pair.execute(BuildCommand((long(pair),), stop)) == BuildResult((None,))
     assert pair.execute(DraftCommand((long(pair),), stop)) == [NOTHING]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_lines_end_where_numbers_are_of_no_use(isa: str, name: str) -> None:
+    """Behind a token that spoils what reads it: a line that draws it has it as its last one."""
+    case, healthy = CASES[name], Pair(made(isa, Format.FLOAT32))
+    row = case.row(healthy)
+    lines = lines_of(healthy.execute(case.command((row,), StopWord())))
+    read = {*row.token_ids, *row.proposal.token_ids}
+    spoiling = {token for line in lines for token in line[:-1]} - read
+    for token in spoiling:
+        decoder = made(isa, Format.FLOAT32)
+        decoder.embedding[token] = torch.nan
+        pair = Pair(decoder)
+        expected = [line[: line.index(token) + 1] if token in line else line for line in lines]
+        got = lines_of(pair.execute(case.command((row,), StopWord())))
+        assert got == [line for line in expected if len(line) > 1 or case.command is DraftCommand]
+    assert len(spoiling) > 1
+
+
+def lines_of(result: Any) -> list[tuple[int, ...]]:
+    """What each line of a result says: of a branch its bonus first."""
+    if isinstance(result, BuildResult):
+        return [(branch.bonus, *branch.proposal.token_ids) for branch in result.rows[0] or ()]
+    return [proposal.token_ids for proposal in result]
+
+
+def test_a_trunk_of_no_use_opens_nothing(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers behind its last token are none; no pass follows the one that found that out."""
+    steps: list[int] = []
+    whole = NativePass.build
+
+    def build(*arguments: Any) -> Any:
+        made_steps = whole(*arguments)
+        steps.append(len(made_steps))
+        return made_steps
+
+    monkeypatch.setattr(NativePass, "build", build)
+    decoder = made(isa, Format.FLOAT32)
+    decoder.embedding[5] = torch.nan
+    row, pair = DraftRow(1, (1, 2, 5), Draw(5, 0.9), 4, CONTEXT, budget=6), Pair(decoder)
+    assert pair.execute(DraftCommand((row,), StopWord())) == [NOTHING]
+    assert pair.execute(BuildCommand((row,), StopWord())).rows == ((),)
+    assert steps == [1, 1]
