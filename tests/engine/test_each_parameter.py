@@ -159,11 +159,13 @@ def answers(policy: str) -> dict[str, Answer]:
     wanted = {f"without {name}": asked(**base) for name, (base, _) in EFFECTS.items()}
     wanted |= {f"with {name}": asked(**base | changed) for name, (base, changed) in EFFECTS.items()}
     wanted |= {f"oracle {name}": asked(**params) for name, (params, _) in ORACLES.items()}
-    settings = (
+    settings = [
         f"scheduler.policy={policy}",
         "engine.draft_model=self",
         "engine.fallback_batch_threshold=100",
-    )
+    ]
+    if policy == "ssd":  # a toy may be verified before anything is prepared for it
+        settings.append("engine.fallback=[draft]")
 
     async def all_at_once() -> list[Answer]:
         models = {"toy/target": TARGET}
