@@ -23,10 +23,10 @@ test-long: $(READY)  ## samples and cases by the ten thousand: minutes each
 	$(BIN)/pytest -q -m long
 
 mutants: $(READY)  ## small changes to the code that no test notices; hours, or SAMPLE=400
-	mkdir -p build
+	rm -f build/mutants.jsonl build/mutants.log
 	$(BIN)/python -m scripts.mutants ssd_runtime/sampling ssd_runtime/speculation \
 	  --tests tests/sampling tests/speculation tests/oracle tests/hooks tests/engine \
-	  $(if $(SAMPLE),--sample $(SAMPLE)) > build/mutants.log; tail -1 build/mutants.log
+	  $(if $(SAMPLE),--sample $(SAMPLE))
 
 client-test: $(READY) $(CLIENTS)/.ready  ## other people's clients against the daemon; logs in build/clients
 	$(BIN)/python scripts/check_clients.py --clients $(CLIENTS)/bin

@@ -218,14 +218,22 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY,) * 2)
 
 
+def told(log: Path | None) -> dict[str, str]:
+    """What became of each mutation in earlier runs."""
+    if log is None or not log.exists():
+        return {}
+    rows = [line.split("\t") for line in log.read_text(encoding="utf-8").splitlines()]
+    return {name: fate for fate, name, _ in rows}
+
+
 def chosen_mutations(options: argparse.Namespace, files: Sequence[Path]) -> list[Mutation]:
-    """In random order, so that a run that is cut short is a sample too."""
+    """In random order, so that a run that is cut short is a sample too; without those that were tried."""
     every = [mutation for file in files for mutation in mutations(file)]
     if options.again is not None:
-        rows = [line.split("\t") for line in options.again.read_text(encoding="utf-8").splitlines()]
-        left = {row[1] for row in rows if row[0] in (SURVIVED, UNREACHED)}
-        every = [mutation for mutation in every if str(mutation) in left]
-    return random.Random(options.seed).sample(every, min(len(every), options.sample or len(every)))
+        fates = told(options.again)
+        every = [mutation for mutation in every if fates.get(str(mutation)) in (SURVIVED, UNREACHED)]
+    chosen = random.Random(options.seed).sample(every, min(len(every), options.sample or len(every)))
+    return [mutation for mutation in chosen if str(mutation) not in told(options.log)]
 
 
 def interval(part: int, whole: int) -> tuple[float, float]:
@@ -252,28 +260,34 @@ def options_of() -> argparse.Namespace:
         default=Path("build/mutants.jsonl"),
         help="keeps which lines each test runs; remove it when the code or the tests have changed",
     )
+    parser.add_argument(
+        "--log",
+        type=Path,
+        default=Path("build/mutants.log"),
+        help="what becomes of each, appended; what stands there is not tried again",
+    )
     parser.add_argument("--again", type=Path, metavar="LOG", help="only what an earlier run let survive")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Try the mutations, and list the survivors."""
+    """Try the mutations, and say how many are left."""
     options = options_of()
-    fates: Counter[str] = Counter()
 
     def report(mutation: Mutation, fate: str, test: str) -> None:
-        fates[fate] += 1
-        sys.stdout.write(f"{fate}\t{mutation}\t{test}\n")
-        sys.stdout.flush()
+        with options.log.open("a", encoding="utf-8") as log:
+            log.write(f"{fate}\t{mutation}\t{test}\n")
 
     files = sorted(file for source in options.sources for file in Path(source).rglob("*.py"))
+    options.log.parent.mkdir(parents=True, exist_ok=True)
     every = chosen_mutations(options, files)
     plugin = Mutants(every, files, options.measured, options.budget, report)
     code = pytest.main([*PYTEST, *QUICK, *options.tests], plugins=[plugin])
-    left = fates[SURVIVED] + fates[UNREACHED]
-    low, high = interval(left, len(every))
+    fates = Counter(told(options.log).values())
+    left, whole = fates[SURVIVED] + fates[UNREACHED], fates.total()
+    low, high = interval(left, whole)
     counts = ", ".join(f"{count} {fate}" for fate, count in sorted(fates.items()))
-    sys.stdout.write(f"{counts}: {left / len(every):.1%} left ({low:.1%} to {high:.1%})\n")
+    sys.stdout.write(f"{counts}: {left / whole:.1%} left ({low:.1%} to {high:.1%})\n")
     raise SystemExit(code)
 
 

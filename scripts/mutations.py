@@ -48,20 +48,22 @@ NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "floor": "ceil"
 class Mutation:
     """One change. function: the qualified name of what holds it, empty for a constant of the module.
 
-    lines: of the statement that it changes, first and last. before, after: what stands there.
-    source: the whole module as it is then.
+    place: its line and column. lines: of the statement that it changes, first and last. before, after: what
+    stands there. source: the whole module as it is then.
     """
 
     path: Path
     function: str
+    place: tuple[int, int]
     lines: tuple[int, int]
     before: str
     after: str
     source: str
 
     def __str__(self) -> str:
-        """`path:line function: before → after`."""
-        where = f"{self.path}:{self.lines[0]} {self.function or 'constant'}"
+        """`path:line:column function: before → after`."""
+        line, column = self.place
+        where = f"{self.path}:{line}:{column} {self.function or 'constant'}"
         return f"{where}: {_short(self.before)} → {_short(self.after)}"
 
 
@@ -74,7 +76,8 @@ def mutations(path: Path) -> Iterator[Mutation]:
             lines = (statement.lineno, statement.end_lineno or statement.lineno)
             before, after = ast.unparse(old), ast.unparse(new) if new else "pass"
             text = after if isinstance(old, ast.stmt | ast.Slice) else f"({after})"
-            yield Mutation(path, function, lines, before, after, _replaced(source, old, text))
+            place = old.lineno, old.col_offset
+            yield Mutation(path, function, place, lines, before, after, _replaced(source, old, text))
 
 
 def _targets(tree: ast.Module) -> Iterator[tuple[str, ast.stmt, Node]]:
