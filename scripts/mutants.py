@@ -44,13 +44,16 @@ MEMORY = 4 << 30
 KILLED, HUNG, SURVIVED, UNREACHED = "killed", "hung", "survived", "not reached"
 
 
+Lines = set[tuple[str, int]]
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """A test, the lines that it runs of the files in question, and how long it takes in seconds."""
 
     item: pytest.Item
-    lines: set[tuple[str, int]]
     seconds: float
+    lines: Lines
 
 
 class Mutants:
@@ -98,20 +101,19 @@ class Mutants:
         """What each test runs; what the file of an earlier run knows is not measured again."""
         self._measured.parent.mkdir(parents=True, exist_ok=True)
         self._measured.touch()
-        told = map(json.loads, self._measured.read_text(encoding="utf-8").splitlines())
-        known = {name: (seconds, lines) for name, seconds, lines in told}
-        tests = []
+        rows = map(json.loads, self._measured.read_text(encoding="utf-8").splitlines())
+        known = {name: (seconds, set(map(tuple, lines))) for name, seconds, lines in rows}
         with self._measured.open("a", encoding="utf-8") as file:
             for item in items:
                 if item.nodeid not in known:
                     known[item.nodeid] = self._run(item)
-                    file.write(json.dumps([item.nodeid, *known[item.nodeid]]) + "\n")
+                    seconds, lines = known[item.nodeid]
+                    file.write(json.dumps([item.nodeid, seconds, sorted(lines)]) + "\n")
                     file.flush()
-                seconds, lines = known[item.nodeid]
-                tests.append(Measured(item, {(path, line) for path, line in lines}, seconds))
-        return tests
+        tests = (Measured(item, *known[item.nodeid]) for item in items)
+        return [test for test in tests if test.lines]
 
-    def _run(self, item: pytest.Item) -> tuple[float, list[tuple[str, int]]]:
+    def _run(self, item: pytest.Item) -> tuple[float, Lines]:
         read, write = os.pipe()
         if (pid := os.fork()) == 0:
             _silence()
@@ -124,9 +126,9 @@ class Mutants:
         _, status = os.waitpid(pid, 0)
         passed, seconds, lines = json.loads(told) if told else (False, 0.0, [])
         if not passed:
-            raise SystemExit(f"{item.nodeid} fails without a mutation (status {status})")
-        sys.stderr.write(f"{seconds:.2f} {item.nodeid}\n")
-        return seconds, lines
+            sys.stderr.write(f"{item.nodeid} fails without a mutation (status {status}) and is left out\n")
+            return 0.0, set()
+        return seconds, set(map(tuple, lines))
 
     def _try(self, mutation: Mutation, tests: Sequence[Measured], there: Loaded) -> tuple[str, str]:
         order = self._order(mutation, tests)
@@ -284,7 +286,7 @@ def main() -> None:
     plugin = Mutants(every, files, options.measured, options.budget, report)
     code = pytest.main([*PYTEST, *QUICK, *options.tests], plugins=[plugin])
     fates = Counter(told(options.log).values())
-    left, whole = fates[SURVIVED] + fates[UNREACHED], fates.total()
+    left, whole = fates[SURVIVED] + fates[UNREACHED], max(fates.total(), 1)
     low, high = interval(left, whole)
     counts = ", ".join(f"{count} {fate}" for fate, count in sorted(fates.items()))
     sys.stdout.write(f"{counts}: {left / whole:.1%} left ({low:.1%} to {high:.1%})\n")
