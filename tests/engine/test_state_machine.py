@@ -51,7 +51,6 @@ TARGET, OTHER = toy_decoder(1), toy_decoder(2)
 LONGEST = 32
 """Tokens of a prompt and its answer, at most."""
 QUEUE = 6
-CROWD = 9
 BEGINNINGS = ((), (9, 30, 12, 4), (9, 30, 12, 4, 17, 17, 3, 51), (9, 30, 12, 4, 20, 21, 22, 23))
 SEEN: Counter[str] = Counter()
 """What has happened in all runs so far."""
@@ -85,7 +84,7 @@ params = st.builds(
     temperature=st.sampled_from((0.0, 0.8, 1.2)),
     max_tokens=st.sampled_from((1, 3, 9, 16, 16)),
     seed=st.integers(0, 3),
-    n=st.sampled_from((1, 1, 1, 1, 3)),
+    n=st.sampled_from((1, 1, 1, 2)),
 )
 speculation = st.sampled_from(
     (
@@ -109,6 +108,7 @@ requests = st.builds(
 chosen = st.fixed_dictionaries(
     {
         "kind": st.sampled_from(("self", "self", "other", "scripted")),
+        "crowd": st.sampled_from((2, 4, 4, 9)),
         "troubles": st.sampled_from(((), ("draft",), ("target",), ("draft", "target"))),
         "seed": st.integers(0, 9),
         "mode": st.sampled_from((Mode.SPECULATIVE, Mode.SSD, Mode.SSD, Mode.HYBRID)),
@@ -141,7 +141,7 @@ class Machine(RuleBasedStateMachine):
         self.texts: list[tuple[int, ...]] = []
         self.num_attempts = 0
         self.given = dict(given)
-        self.troubles = self.given.pop("troubles")
+        self.crowd, self.troubles = self.given.pop("crowd"), self.given.pop("troubles")
         self.kind, self.draft_blocks = self.given.pop("kind"), self.given.pop("draft_blocks")
         self.random = Random(self.given.pop("seed"))
         blocks = -(-LONGEST // given["block_size"]) + self.given.pop("spare_blocks")
@@ -176,10 +176,10 @@ class Machine(RuleBasedStateMachine):
         self.draft_lane = ScriptedLane("draft", worker=moody, automatic=True)
         return self.draft_lane
 
-    @precondition(lambda self: self.rig.core.scheduler.num_requests < CROWD)
-    @rule(request=requests)
-    def ask(self, request: Request) -> None:
-        """Somebody comes, perhaps with an id that is in use, or was."""
+    @precondition(lambda self: self.rig.core.scheduler.num_requests < self.crowd)
+    @rule(request=requests, rounds=st.integers(0, 4))
+    def ask(self, request: Request, rounds: int) -> None:
+        """Somebody comes, perhaps with an id that is in use, or was; some rounds go by."""
         prepared = prepare_choices(request, TARGET.tokenizer, self.rig.limits)
         choices: list[Client] = []
         for index, (sequence, end) in enumerate(prepared):
@@ -193,14 +193,15 @@ class Machine(RuleBasedStateMachine):
         self.clients += choices
         SEEN["asked"] += 1
         self.go(self.settled())
+        self.serve(rounds)
 
-    @precondition(lambda self: self.clients and self.rig.core.scheduler.num_requests < CROWD)
-    @rule(data=st.data(), request=requests)
-    def ask_on(self, data: st.DataObject, request: Request) -> None:
+    @precondition(lambda self: self.clients and self.rig.core.scheduler.num_requests < self.crowd)
+    @rule(data=st.data(), request=requests, rounds=st.integers(0, 4))
+    def ask_on(self, data: st.DataObject, request: Request, rounds: int) -> None:
         """A second turn: what somebody asked and was answered, or as much as there is room for."""
         before = data.draw(st.sampled_from(self.clients))
         text = (*before.expected.prompt_token_ids, *before.expected.token_ids)
-        self.ask(replace(request, prompt_token_ids=text[: LONGEST - 16]))
+        self.ask(replace(request, prompt_token_ids=text[: LONGEST - 16]), rounds)
 
     @rule(rounds=st.integers(1, 9))
     def serve(self, rounds: int) -> None:
@@ -306,7 +307,7 @@ class Machine(RuleBasedStateMachine):
         for deeds in self.deeds.values():
             deeds.clear()
         self.go(self.do(self.release))
-        while not self.rig.core.scheduler.is_idle:
+        while self.rig.target.pending:
             self.go(self.target_works())
             self.books_are_right()
         for one in self.clients:

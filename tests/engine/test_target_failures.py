@@ -87,6 +87,15 @@ async def test_requests_in_flight_fail_and_those_that_wait_answer_as_if_alone() 
     assert first.is_closed
 
 
+async def test_a_request_for_no_tokens_fails_like_any_other() -> None:
+    """What it wants to know of its prompt is lost with the pass; that no token is missing is no answer."""
+    rig = Rig(MODEL, mode=Mode.AUTOREGRESSIVE, around=Fails(0).around)
+    rig.submit(request("a", max_tokens=0, prompt_logprobs=1))
+    await rig.run()
+    with pytest.raises(ComputeError, match="the target model failed"):
+        rig.answer("a")
+
+
 async def test_who_runs_when_the_memory_is_lost_starts_over() -> None:
     """With the tokens there are; what was prepared for the old epoch is void."""
     rig = Rig(MODEL, mode=Mode.AUTOREGRESSIVE, max_batch_size=2)
