@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from random import Random
 from typing import Any
 
 import pytest
@@ -19,10 +18,10 @@ from hypothesis import strategies as st
 from ssd_plugins.ngram import NgramProposer
 from ssd_runtime.device.lane import Worker
 from ssd_runtime.speculation.proposing import ProposerWorker
+from ssd_runtime.testing.moods import Interrupted, Restless
 from ssd_runtime.testing.rig import Rig, decoder_draft, draft_worker
 from ssd_runtime.testing.scripted import (
     VOCAB,
-    CountedStop,
     Rule,
     ScriptedDraft,
     avoiding,
@@ -31,7 +30,7 @@ from ssd_runtime.testing.scripted import (
     mixing,
 )
 from ssd_runtime.testing.toy import toy_decoder
-from ssd_runtime.types import Answer, FinishReason, Mode, Request, RowMode, SamplingParams, SpeculationParams
+from ssd_runtime.types import Answer, FinishReason, Mode, Request, SamplingParams, SpeculationParams
 
 TARGET, OTHER = toy_decoder(1), toy_decoder(2)
 Texts = Sequence[Sequence[int]]
@@ -43,41 +42,6 @@ SCRIPTED: dict[str, Callable[[Rule], Rule]] = {
     "often wrong, random lengths": lambda known: faltering(mixing(known, avoiding(known), 0.7)),
 }
 DRAFTS = ("self", "other weights", "ngram", *SCRIPTED)
-
-
-class Interrupted:
-    """A draft's worker whose commands are stopped after a random number of passes, most of them."""
-
-    def __init__(self, worker: Worker, seed: int) -> None:
-        self._worker = worker
-        self._random = Random(seed)
-
-    def execute(self, command: Any) -> Any:
-        """Carry out the command, cut short."""
-        if hasattr(command, "stop"):
-            command = replace(command, stop=CountedStop(self._random.choice((0, 1, 2, 3, 4, 99))))
-        return self._worker.execute(command)
-
-    def check(self) -> None:
-        """The worker's own check, where it has one."""
-        getattr(self._worker, "check", lambda: None)()
-
-
-class Restless:
-    """A mode controller that takes another mode every round."""
-
-    looks_up = True
-
-    def __init__(self) -> None:
-        self.mode = RowMode.AUTOREGRESSIVE
-        self._random = Random(0)
-
-    def note_load(self, num_requests: int) -> None:
-        """Whatever the load."""
-
-    def note_round(self, tokens: int, seconds: float) -> None:
-        """Change the mode."""
-        self.mode = self._random.choice((*RowMode, RowMode.SSD))
 
 
 def worker(kind: str, texts: Texts, budget: int) -> Worker:

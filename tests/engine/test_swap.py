@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
-from random import Random
 from typing import Any
 
 import pytest
@@ -22,31 +21,15 @@ from ssd_runtime.messages import VerifyCommand
 from ssd_runtime.sequence import Sequence
 from ssd_runtime.snapshots import EngineSnapshot
 from ssd_runtime.testing.engines import toy_engine
+from ssd_runtime.testing.moods import Restless
 from ssd_runtime.testing.rig import Rig, decoder_draft, draft_worker
 from ssd_runtime.testing.toy import toy_decoder
-from ssd_runtime.types import Answer, FinishReason, Mode, Request, RowMode, SamplingParams
+from ssd_runtime.types import Answer, FinishReason, Mode, Request, SamplingParams
 
 TARGET, OTHER = toy_decoder(1), toy_decoder(2)
 FORMATS = (torch.float32, torch.float16, torch.float8_e4m3fn, torch.int8)
 PLENTY = 10_000
 MODES = (Mode.AUTOREGRESSIVE, Mode.SPECULATIVE, Mode.SSD, Mode.HYBRID)
-
-
-class Restless:
-    """A mode controller that takes another mode every round."""
-
-    looks_up = True
-
-    def __init__(self) -> None:
-        self.mode = RowMode.AUTOREGRESSIVE
-        self._random = Random(0)
-
-    def note_load(self, num_requests: int) -> None:
-        """Whatever the load."""
-
-    def note_round(self, tokens: int, seconds: float) -> None:
-        """Change the mode."""
-        self.mode = self._random.choice(tuple(RowMode))
 
 
 def asked(i: int, prompt: int = 5, answer: int = 16, **fields: Any) -> Request:
