@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 ROWS = [
     line.split("|")[1:-1]
     for line in (ROOT / "docs" / "cases.md").read_text(encoding="utf-8").splitlines()
-    if line.startswith("| B")
+    if re.match(r"\| [BR]\d", line)
 ]
 
 

@@ -27,6 +27,7 @@ WRONG_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "nul \0"}, "prompt"),
     (COMPLETIONS, {"prompt": "\ud800"}, "prompt"),
     (COMPLETIONS, {"prompt": []}, "prompt"),
+    (COMPLETIONS, {"prompt": [""]}, "prompt"),
     (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt"),
     (COMPLETIONS, {"prompt": [1, -2]}, "prompt.1"),
     (COMPLETIONS, {"prompt": [1, True]}, "prompt.1"),
