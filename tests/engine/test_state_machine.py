@@ -52,6 +52,7 @@ LONGEST = 32
 """Tokens of a prompt and its answer, at most."""
 QUEUE = 6
 BEGINNINGS = ((), (9, 30, 12, 4), (9, 30, 12, 4, 17, 17, 3, 51), (9, 30, 12, 4, 20, 21, 22, 23))
+STOPS = tuple("Ac1kT9q")
 SEEN: Counter[str] = Counter()
 """What has happened in all runs so far."""
 
@@ -72,7 +73,7 @@ ruled = st.fixed_dictionaries(
         "frequency_penalty": st.just(-0.5),
         "logit_bias": st.just(((7, 3.0), (8, -100.0))),
         "stop_token_ids": st.just(tuple(range(5, 60, 5))),
-        "stop": st.just(("A", "c", "1")),
+        "stop": st.just(STOPS),
         "ignore_eos": st.just(True),
         "logprobs": st.integers(0, 2),
         "prompt_logprobs": st.just(0),
@@ -80,7 +81,7 @@ ruled = st.fixed_dictionaries(
 )
 params = st.builds(
     lambda rules, **given: SamplingParams(**(given | rules)),
-    st.just({}) | ruled | st.just({"max_tokens": 0, "prompt_logprobs": 1}),
+    st.just({}) | ruled | st.just({"stop": STOPS}) | st.just({"max_tokens": 0, "prompt_logprobs": 1}),
     temperature=st.sampled_from((0.0, 0.8, 1.2)),
     max_tokens=st.sampled_from((1, 3, 9, 16, 16)),
     seed=st.integers(0, 3),
@@ -119,7 +120,7 @@ chosen = st.fixed_dictionaries(
         "draft_blocks": st.sampled_from((16, 256, 256)),
         "max_batch_size": st.integers(2, 4),
         "max_batch_tokens": st.sampled_from((5, 9, 64)),
-        "swap_tokens": st.sampled_from((None, 16, 1000)),
+        "swap_tokens": st.sampled_from((None, 16, 1000, 1000)),
         "history_codec": st.sampled_from(("none", "zstd")),
         "enable_prefix_caching": st.booleans(),
     }
@@ -235,8 +236,8 @@ class Machine(RuleBasedStateMachine):
             return
         row = data.draw(st.integers(0, passes[0].num_rows - 1))
         bad_row = fails_a_row(row, self.spoil)
-        deeds = (raises, loses, answers(None), answers([]), answers("rubbish"), bad_row, None)
-        deed = data.draw(st.sampled_from(deeds if len(self.hanging) < MOST_HANGING - 1 else deeds[:-1]))
+        deeds = (raises, loses, answers(None), answers([]), answers("rubbish"), bad_row, bad_row, None, None)
+        deed = data.draw(st.sampled_from(deeds if len(self.hanging) < MOST_HANGING - 1 else deeds[:-2]))
         for number, each in enumerate(passes[0].rows):
             if deed is not bad_row or number == row:
                 self.befall(each.draw)
@@ -355,10 +356,11 @@ class Machine(RuleBasedStateMachine):
             one.befallen |= one.sequence.draw is draw
 
     def spoil(self, row: VerifyRow) -> None:
-        """What was written for the row is of no use."""
-        kv = self.rig.kv
-        for at in range(row.start, row.start + row.num_tokens):
-            kv.data[:, row.block_table[at // kv.block_size], :, at % kv.block_size] = torch.nan
+        """Whatever is in memory for this row alone is of no use."""
+        blocks = self.rig.core.scheduler.blocks
+        for block in row.block_table:
+            if blocks.num_held_by([[block]]):
+                self.rig.kv.data[:, block] = torch.nan
 
     def release(self) -> None:
         """What hangs goes on, and what is dead stays dead."""
