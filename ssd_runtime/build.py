@@ -36,8 +36,8 @@ from ssd_runtime.sources import Sources
 from ssd_runtime.speculation.budget import BudgetChooser
 from ssd_runtime.speculation.draft_lane import DraftLane
 from ssd_runtime.speculation.fallback import DraftSource, ShadowSource
-from ssd_runtime.speculation.hybrid import make_controller
 from ssd_runtime.speculation.memory import Memories
+from ssd_runtime.speculation.mode_control import make_controller
 from ssd_runtime.speculation.modes import Modes
 from ssd_runtime.speculation.speculator import Speculator
 from ssd_runtime.telemetry.observers import Broadcast

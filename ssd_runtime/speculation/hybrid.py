@@ -1,215 +1,189 @@
-"""The mode of the moment: fixed, low-latency in a crowd, or the fastest of those that were measured."""
+"""Which of several modes is the fastest: measured while they serve."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 import structlog
 
-from ssd_runtime.types import Mode, RowMode
+from ssd_runtime.types import RowMode
 
 log = structlog.get_logger(__name__)
 
-PROBE_ROUNDS = 6
+LOOK_ROUNDS = 6
+"""Rounds that a look counts, at most."""
 WARM_UP_ROUNDS = 2
-FIRST_HOLD = 64
-LONGEST_HOLD = 4096
+LOOK = WARM_UP_ROUNDS + LOOK_ROUNDS
+HELD_ROUNDS = 32
+"""Rounds by which the held mode is judged, the latest ones; so many lie between two looks, at least."""
+FEWEST_ROUNDS = 2
+HOPELESS = 0.6
+"""A look ends after `FEWEST_ROUNDS` at a mode that is slower than this part of the one held."""
+SHARE = 0.015
 ADVANTAGE = 1.03
-STEADY_ROUNDS = 8
-"""How many rounds in a row a load must be lower until it counts as such."""
-
-DRAFTING = (RowMode.SPECULATIVE, RowMode.SSD)
-IN_A_CROWD = (RowMode.LOW_LATENCY, RowMode.AUTOREGRESSIVE)
 
 
-class ModeController(Protocol):
-    """Says in which mode the next round runs, and hears how the last one went.
+class Tally:
+    """The latest rounds in one mode, `size` at most and without the first ones; and all of them in sum."""
 
-    looks_up: whether the low-latency mode, where it is on, asks anybody.
-    """
+    def __init__(self, size: int) -> None:
+        self._latest: deque[tuple[int, float]] = deque(maxlen=size)
+        self._size = size
+        self.rounds_in_all = 0
+        self.tokens_in_all = 0
+        self.seconds_in_all = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """One more round."""
+        self.rounds_in_all += 1
+        self.tokens_in_all += tokens
+        self.seconds_in_all += seconds
+        if self.rounds_in_all > WARM_UP_ROUNDS:
+            self._latest.append((tokens, seconds))
 
     @property
-    def mode(self) -> RowMode: ...
+    def rounds(self) -> int:
+        """How many count."""
+        return len(self._latest)
+
     @property
-    def looks_up(self) -> bool: ...
-    def note_load(self, num_requests: int) -> None: ...
-    def note_round(self, tokens: int, seconds: float) -> None: ...
+    def is_full(self) -> bool:
+        """Whether as many count as may."""
+        return len(self._latest) == self._size
+
+    @property
+    def seconds(self) -> float:
+        """Of the rounds that count."""
+        return sum(seconds for _, seconds in self._latest)
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second, of the rounds that count."""
+        return sum(tokens for tokens, _ in self._latest) / max(self.seconds, 1e-9)
 
 
-class FixedMode:
-    """Always the same mode."""
+class Look(NamedTuple):
+    """When the last look at a mode ended, in seconds of decoding, and what it cost in seconds."""
 
-    looks_up = True
+    at: float
+    cost: float
 
-    def __init__(self, mode: RowMode) -> None:
-        self.mode = mode
 
-    def note_load(self, num_requests: int) -> None:
-        """It does not matter."""
+NEVER = Look(0.0, 0.0)
 
-    def note_round(self, tokens: int, seconds: float) -> None:
-        """Nothing is learned."""
+
+class LookingBudget:
+    """What looking at other modes may cost: `SHARE` of all the time that decoding took, `seconds`."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._spent = 0.0
+
+    def note_round(self, seconds: float) -> None:
+        """A round took so long."""
+        self.seconds += seconds
+
+    def spend(self, seconds: float) -> None:
+        """A look has cost so much more than the mode that was held would have taken."""
+        self._spent += seconds
+
+    def allows(self, seconds: float) -> bool:
+        """Whether a look that costs so much may begin."""
+        return self._spent + seconds <= SHARE * self.seconds
 
 
 class HybridController:
-    """Tries each mode for a few rounds and holds the fastest; deterministic given its notes.
+    """Holds the fastest mode and looks at the others now and then; deterministic given its notes.
 
-    A probe's first rounds are not counted: the mode before still shows in them. The hold doubles as
-    long as the same mode wins, so that looking costs ever less. Another mode takes over only when
-    it is faster by `ADVANTAGE`.
+    A look is a few rounds, of which the first are not counted: the mode before still shows in them. What it
+    cost, in time that the held mode would have saved, says when the next one at that mode may be: so a mode
+    that is nearly as fast is looked at often, and one that lost clearly hardly ever. Another mode takes over
+    only when it is faster by `ADVANTAGE`.
     """
 
-    def __init__(self, candidates: Callable[[], Sequence[RowMode]]) -> None:
-        """`candidates`: asked before each look; the first one serves until something was measured."""
+    def __init__(
+        self,
+        candidates: Callable[[], Sequence[RowMode]],
+        budget: LookingBudget,
+        costly: Collection[RowMode] = (),
+    ) -> None:
+        """`candidates`: asked before each look; the first one is held until something was measured.
+
+        costly: the modes whose first look must be within the budget too. Any other is looked at at once.
+        """
         self._candidates = candidates
-        self._to_probe = list(candidates())
-        self._held = self._to_probe[0]
-        self._hold = FIRST_HOLD
-        self._rates: dict[RowMode, float] = {}
-        self._rounds = 0
-        self._tokens = 0
-        self._seconds = 0.0
-        self.fastest: RowMode | None = None
-        """What the last look came to; None before the first has ended."""
+        self._budget = budget
+        self._costly = costly
+        self._held = candidates()[0]
+        self._looking_at: RowMode | None = None
+        self._kept = Tally(HELD_ROUNDS)
+        self._look = Tally(LOOK_ROUNDS)
+        self._looks: dict[RowMode, Look] = {}
 
     @property
     def mode(self) -> RowMode:
         """The mode of the next round."""
-        return self._to_probe[0] if self._to_probe else self._held
+        return self._held if self._looking_at is None else self._looking_at
+
+    @property
+    def fastest(self) -> RowMode | None:
+        """What was measured to be so; None while a candidate was never looked at."""
+        return None if self._untried() else self._held
 
     def note_round(self, tokens: int, seconds: float) -> None:
         """A decoding round in `mode` emitted so many tokens in so many seconds."""
-        self._rounds += 1
-        if not self._to_probe:
-            self._look_again()
-        elif self._rounds > WARM_UP_ROUNDS:
-            self._tokens += tokens
-            self._seconds += seconds
-            if self._rounds >= WARM_UP_ROUNDS + PROBE_ROUNDS:
-                self._end_probe()
+        self._budget.note_round(seconds)
+        if self._looking_at is not None:
+            self._look.add(tokens, seconds)
+            if self._look.is_full or self._is_hopeless():
+                self._end_look(self._looking_at)
+            return
+        self._kept.add(tokens, seconds)
+        if self._kept.rounds_in_all % LOOK == 0 and (self._kept.is_full or self._untried()):
+            self._begin_look()
 
-    def _look_again(self) -> None:
-        if self._rounds >= self._hold:
-            self._rounds = 0
-            self._to_probe = list(self._candidates())
-            self._rates = {}
+    def _others(self) -> list[RowMode]:
+        return [mode for mode in self._candidates() if mode is not self._held]
 
-    def _end_probe(self) -> None:
-        self._rates[self._to_probe.pop(0)] = self._tokens / max(self._seconds, 1e-9)
-        self._rounds, self._tokens, self._seconds = 0, 0, 0.0
-        if not self._to_probe:
-            self._choose()
+    def _untried(self) -> list[RowMode]:
+        return [mode for mode in self._others() if mode not in self._looks]
 
-    def _choose(self) -> None:
-        best = max(self._rates, key=lambda mode: self._rates[mode])
-        if best is not self._held and self._rates[best] > ADVANTAGE * self._rates.get(self._held, 0.0):
-            self._held, self._hold = best, FIRST_HOLD
-        else:
-            self._hold = min(2 * self._hold, LONGEST_HOLD)
-        self.fastest = self._held
-        rates = {mode.value: round(rate, 1) for mode, rate in self._rates.items()}
-        log.debug("hybrid measured", tokens_per_second=rates, chosen=self._held.value, rounds=self._hold)
+    def _begin_look(self) -> None:
+        """At what was never looked at; else at the mode that has waited longest for what it costs."""
+        for mode in self._untried():
+            if mode not in self._costly:
+                return self._look_at(mode)
+        others = {mode: self._cost(mode) for mode in self._others()}
+        if others:
+            now = self._budget.seconds
+            due = max(others, key=lambda mode: (now - self._looks.get(mode, NEVER).at) / others[mode])
+            if self._budget.allows(others[due]):
+                self._look_at(due)
+        return None
 
+    def _look_at(self, mode: RowMode) -> None:
+        self._looking_at, self._look = mode, Tally(LOOK_ROUNDS)
 
-class Level:
-    """A level of load: it rises at once, and falls when it was lower for `STEADY_ROUNDS` rounds in a row."""
+    def _cost(self, mode: RowMode) -> float:
+        """What a look may cost: what the last one did, a round at least; at first, all of its rounds."""
+        one_round = self._kept.seconds / self._kept.rounds
+        look = self._looks.get(mode)
+        return max(LOOK_ROUNDS * one_round if look is None else look.cost, one_round, 1e-9)
 
-    def __init__(self) -> None:
-        self.value = 0
-        self._rounds_below = 0
+    def _is_hopeless(self) -> bool:
+        return self._look.rounds >= FEWEST_ROUNDS and self._look.rate < HOPELESS * self._kept.rate
 
-    def note(self, level: int, *, is_idle: bool) -> int:
-        """The level of this round, given what it would be without memory; when idle it falls at once."""
-        self._rounds_below = self._rounds_below + 1 if level < self.value else 0
-        if level > self.value or is_idle or self._rounds_below >= STEADY_ROUNDS:
-            self.value, self._rounds_below = level, 0
-        return self.value
-
-
-class LowLatencyAbove:
-    """`mode` for up to `threshold` requests; above them the low-latency mode.
-
-    There rounds with lookups are measured beside rounds without, and the faster are kept: in a large batch
-    a guess may cost as much as a token.
-    """
-
-    def __init__(self, mode: RowMode, threshold: int) -> None:
-        self._normal = mode
-        self._threshold = threshold
-        self._level = Level()
-        self._crowded = HybridController(lambda: IN_A_CROWD)
-
-    @property
-    def mode(self) -> RowMode:
-        """The mode of the next round."""
-        return RowMode.LOW_LATENCY if self._level.value else self._normal
-
-    @property
-    def looks_up(self) -> bool:
-        """See `ModeController`."""
-        return self._crowded.mode is RowMode.LOW_LATENCY
-
-    def note_load(self, num_requests: int) -> None:
-        """So many requests run or wait."""
-        self._level.note(int(num_requests > self._threshold), is_idle=not num_requests)
-
-    def note_round(self, tokens: int, seconds: float) -> None:
-        """See `ModeController`."""
-        if self._level.value:
-            self._crowded.note_round(tokens, seconds)
-
-
-class HybridByLoad:
-    """The fastest mode for each size of batch, by powers of two, so that the switch points are measured.
-
-    A single request has plain decoding and the drafting modes to choose from; more have the low-latency mode
-    too, which comes first above `threshold` requests, until something was measured. Where the drafting
-    modes were slower in a smaller batch they are not tried in a larger one: there a guess costs more.
-    """
-
-    looks_up = True
-
-    def __init__(self, threshold: int, max_batch_size: int) -> None:
-        self._threshold = threshold
-        self._max_batch_size = max_batch_size
-        self._level = Level()
-        self._controllers: dict[int, HybridController] = {}
-
-    @property
-    def mode(self) -> RowMode:
-        """The mode of the next round."""
-        return self._controller(self._level.value).mode
-
-    def note_load(self, num_requests: int) -> None:
-        """So many requests run or wait."""
-        rows = min(num_requests, self._max_batch_size)
-        self._level.note(max(0, rows - 1).bit_length(), is_idle=not num_requests)
-
-    def note_round(self, tokens: int, seconds: float) -> None:
-        """See `ModeController`."""
-        self._controller(self._level.value).note_round(tokens, seconds)
-
-    def _controller(self, level: int) -> HybridController:
-        if level not in self._controllers:
-            self._controllers[level] = HybridController(lambda: self._candidates(level))
-        return self._controllers[level]
-
-    def _candidates(self, level: int) -> Sequence[RowMode]:
-        smaller = [one.fastest for at, one in self._controllers.items() if at < level]
-        drafting = () if any(mode in IN_A_CROWD for mode in smaller) else DRAFTING
-        if not level:
-            return (RowMode.AUTOREGRESSIVE, *drafting)
-        crowd = IN_A_CROWD if 2**level > self._threshold else IN_A_CROWD[::-1]
-        return (*crowd, *drafting)
-
-
-def make_controller(policy: Mode, *, threshold: int, max_batch_size: int) -> ModeController:
-    """The controller of an engine with a draft, as its settings say."""
-    match policy:
-        case Mode.HYBRID:
-            return HybridByLoad(threshold, max_batch_size)
-        case Mode.AUTOREGRESSIVE:
-            return FixedMode(RowMode.AUTOREGRESSIVE)
-        case _:
-            return LowLatencyAbove(RowMode(policy), threshold)
+    def _end_look(self, mode: RowMode) -> None:
+        """Hold the mode if it is faster; else note what the look cost."""
+        held, look, kept = self._held, self._look, self._kept
+        cost = max(0.0, look.seconds_in_all - look.tokens_in_all / max(kept.rate, 1e-9))
+        self._budget.spend(cost)
+        self._looks[mode] = Look(self._budget.seconds, cost)
+        self._looking_at, self._kept = None, Tally(HELD_ROUNDS)
+        if look.rate > ADVANTAGE * kept.rate:
+            self._held = mode
+            self._looks[held] = Look(self._budget.seconds, 0.0)
+        rates = {held.value: round(kept.rate, 1), mode.value: round(look.rate, 1)}
+        log.debug("hybrid measured", tokens_per_second=rates, chosen=self._held.value)

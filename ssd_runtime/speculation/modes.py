@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import structlog
 
 from ssd_runtime.sequence import Sequence
-from ssd_runtime.speculation.hybrid import ModeController
+from ssd_runtime.speculation.mode_control import ModeController
 from ssd_runtime.types import Mode, RowMode
 
 log = structlog.get_logger(__name__)

@@ -36,8 +36,8 @@ from ssd_runtime.speculation.budget import BudgetChooser
 from ssd_runtime.speculation.draft_lane import DraftLane
 from ssd_runtime.speculation.drafting import DraftWorker
 from ssd_runtime.speculation.fallback import DraftSource, ShadowSource, Source
-from ssd_runtime.speculation.hybrid import FixedMode, ModeController
 from ssd_runtime.speculation.memory import Memories
+from ssd_runtime.speculation.mode_control import FixedMode, ModeController
 from ssd_runtime.speculation.model_draft import DecoderDraft, DraftModel
 from ssd_runtime.speculation.modes import Modes
 from ssd_runtime.speculation.speculator import Speculator

@@ -11,7 +11,7 @@ from ssd_plugins.ngram import NgramProposer
 from ssd_runtime.speculation.commands import BuildCommand
 from ssd_runtime.speculation.fallback import ProposerSource
 from ssd_runtime.speculation.guard import GuardedProposer
-from ssd_runtime.speculation.hybrid import STEADY_ROUNDS, make_controller
+from ssd_runtime.speculation.mode_control import STEADY_ROUNDS, make_controller
 from ssd_runtime.testing.engines import toy_engine
 from ssd_runtime.testing.rig import Rig, decoder_draft, draft_worker
 from ssd_runtime.testing.scripted import VOCAB

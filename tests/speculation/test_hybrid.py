@@ -1,30 +1,32 @@
-"""The controller measures every mode and keeps the fastest: deterministic, given what it is told."""
+"""The fastest mode is measured while it serves: deterministic, given what the controller is told."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ssd_runtime.speculation.hybrid import (
     ADVANTAGE,
-    FIRST_HOLD,
-    LONGEST_HOLD,
-    PROBE_ROUNDS,
-    STEADY_ROUNDS,
+    FEWEST_ROUNDS,
+    HELD_ROUNDS,
+    LOOK,
+    LOOK_ROUNDS,
+    SHARE,
     WARM_UP_ROUNDS,
-    FixedMode,
-    HybridByLoad,
     HybridController,
-    LowLatencyAbove,
-    ModeController,
-    make_controller,
+    LookingBudget,
 )
-from ssd_runtime.types import Mode, RowMode
+from ssd_runtime.types import RowMode
 
-AR, SD, SSD, LOW = RowMode.AUTOREGRESSIVE, RowMode.SPECULATIVE, RowMode.SSD, RowMode.LOW_LATENCY
-PROBES = 3 * (WARM_UP_ROUNDS + PROBE_ROUNDS)
+AR, SD, SSD = RowMode.AUTOREGRESSIVE, RowMode.SPECULATIVE, RowMode.SSD
+SHORT_LOOK = WARM_UP_ROUNDS + FEWEST_ROUNDS
 
 
-def run(
-    controller: HybridController | HybridByLoad, speeds: dict[RowMode, float], rounds: int
-) -> list[RowMode]:
+def controller_of(*modes: RowMode, costly: Sequence[RowMode] = ()) -> HybridController:
+    """One with a budget of its own."""
+    return HybridController(lambda: modes, LookingBudget(), costly)
+
+
+def run(controller: HybridController, speeds: dict[RowMode, float], rounds: int) -> list[RowMode]:
     """The modes of so many rounds, each as fast (tokens a second) as `speeds` says."""
     modes = []
     for _ in range(rounds):
@@ -33,160 +35,98 @@ def run(
     return modes
 
 
-def test_every_mode_is_probed_and_the_fastest_held() -> None:
+def seconds(modes: Sequence[RowMode], speeds: dict[RowMode, float]) -> float:
+    """How long these rounds took."""
+    return sum(10 / speeds[mode] for mode in modes)
+
+
+def test_every_mode_is_looked_at_and_the_fastest_held() -> None:
     """In the order given, each for the same number of rounds."""
-    controller = HybridController(lambda: (AR, SD, SSD))
-    modes = run(controller, {AR: 10.0, SD: 20.0, SSD: 15.0}, PROBES + FIRST_HOLD)
-    each = WARM_UP_ROUNDS + PROBE_ROUNDS
-    assert modes == [AR] * each + [SD] * each + [SSD] * each + [SD] * FIRST_HOLD
+    controller = controller_of(AR, SD, SSD)
+    modes = run(controller, {AR: 10.0, SD: 20.0, SSD: 15.0}, 3 * LOOK + LOOK + HELD_ROUNDS)
+    assert modes == [AR] * LOOK + [SD] * LOOK + [SD] * LOOK + [SSD] * LOOK + [SD] * HELD_ROUNDS
+
+
+def test_nothing_is_the_fastest_before_all_were_looked_at() -> None:
+    """Then it is the one held."""
+    controller = controller_of(AR, SD)
+    run(controller, {AR: 10.0, SD: 20.0}, 2 * LOOK - 1)
+    assert controller.fastest is None
+    run(controller, {AR: 10.0, SD: 20.0}, 1)
+    assert controller.fastest is SD
+
+
+def test_a_look_ends_early_where_there_is_no_hope() -> None:
+    """A mode that is far slower shows it in two rounds."""
+    controller = controller_of(AR, SD)
+    assert run(controller, {AR: 10.0, SD: 2.0}, LOOK + LOOK)[LOOK:] == [SD] * SHORT_LOOK + [AR] * (
+        LOOK - SHORT_LOOK
+    )
 
 
 def test_it_looks_again_and_changes_its_mind() -> None:
     """When the held mode became slower than another."""
-    controller = HybridController(lambda: (AR, SD, SSD))
-    run(controller, {AR: 10.0, SD: 20.0, SSD: 15.0}, PROBES + FIRST_HOLD)
-    run(controller, {AR: 10.0, SD: 5.0, SSD: 15.0}, PROBES)
-    assert controller.mode is SSD
+    controller = controller_of(AR, SD, SSD)
+    run(controller, {AR: 10.0, SD: 20.0, SSD: 15.0}, 200)
+    assert controller.mode is SD
+    modes = run(controller, {AR: 10.0, SD: 5.0, SSD: 15.0}, 400)
+    assert set(modes[-20:]) == {SSD}
 
 
-def test_a_winner_is_asked_about_ever_less() -> None:
-    """The hold doubles up to its limit, so that probing costs next to nothing in the end."""
-    controller = HybridController(lambda: (AR, SD))
-    modes = run(controller, {AR: 10.0, SD: 20.0}, 20_000)
-    assert modes.count(SD) > 0.97 * len(modes)
-    longest = max(len(part) for part in "".join("s" if mode is SD else "a" for mode in modes).split("a"))
-    assert LONGEST_HOLD <= longest <= LONGEST_HOLD + 2 * (WARM_UP_ROUNDS + PROBE_ROUNDS)
+def test_looking_costs_no_more_than_its_share_of_the_time() -> None:
+    """Beside the first look at each mode, which is for nothing."""
+    speeds = {AR: 10.0, SD: 20.0, SSD: 7.0}
+    controller = controller_of(AR, SD, SSD)
+    run(controller, speeds, 100)
+    modes = run(controller, speeds, 20_000)
+    assert set(modes) == {AR, SD, SSD}
+    best = seconds([SD] * len(modes), speeds)
+    assert seconds(modes, speeds) < best * (1 + SHARE)
+
+
+def test_a_mode_that_is_nearly_as_fast_is_looked_at_more_often() -> None:
+    """It costs less, and is the likelier one to become the fastest."""
+    modes = run(controller_of(AR, SD, SSD), {AR: 5.0, SD: 20.0, SSD: 19.0}, 20_000)
+    assert modes.count(SSD) > 2 * modes.count(AR) > 0
+
+
+def test_a_costly_mode_waits_until_its_first_look_is_within_the_budget() -> None:
+    """In a large batch even one round of it is dear."""
+    controller = controller_of(AR, SD, costly=(SD,))
+    modes = run(controller, {AR: 10.0, SD: 20.0}, 2000)
+    assert modes.index(SD) >= LOOK_ROUNDS / SHARE
+    assert modes[-1] is SD
 
 
 def test_hardly_faster_is_not_faster() -> None:
     """Noise does not move the mode to and fro."""
-    controller = HybridController(lambda: (AR, SD))
-    run(controller, {AR: 10.0, SD: 10.0 * (1 + ADVANTAGE) / 2}, 2 * (WARM_UP_ROUNDS + PROBE_ROUNDS))
-    assert controller.mode is AR
+    controller = controller_of(AR, SD)
+    modes = run(controller, {AR: 10.0, SD: 10.0 * (1 + ADVANTAGE) / 2}, 2000)
+    assert modes.count(AR) > modes.count(SD)
+    assert controller.fastest is AR
 
 
-def test_the_first_rounds_of_a_probe_do_not_count() -> None:
+def test_the_first_rounds_of_a_look_do_not_count() -> None:
     """They still show the mode before."""
-    controller = HybridController(lambda: (AR, SD))
-    for rounds, seconds in ((WARM_UP_ROUNDS, 1000.0), (PROBE_ROUNDS, 1.0)):
+    controller = controller_of(AR, SD)
+    for rounds, each in ((WARM_UP_ROUNDS, 1000.0), (LOOK_ROUNDS, 1.0)):
         for _ in range(rounds):
-            controller.note_round(10, seconds)
-    run(controller, {AR: 1.0, SD: 5.0}, WARM_UP_ROUNDS + PROBE_ROUNDS)
+            controller.note_round(10, each)
+    run(controller, {AR: 1.0, SD: 5.0}, LOOK)
     assert controller.mode is AR
+
+
+def test_the_held_mode_is_judged_by_its_latest_rounds() -> None:
+    """It has become slow long ago, and what was measured before that is forgotten."""
+    controller = controller_of(AR, SD)
+    run(controller, {AR: 30.0, SD: 20.0}, 3000)
+    modes = run(controller, {AR: 10.0, SD: 20.0}, 3000)
+    assert modes[-1] is SD
 
 
 def test_rounds_that_take_no_time_divide_by_nothing() -> None:
     """A clock too coarse."""
-    controller = HybridController(lambda: (AR, SD))
+    controller = controller_of(AR, SD)
     for _ in range(100):
         controller.note_round(0, 0.0)
     assert controller.mode in (AR, SD)
-
-
-def test_a_fixed_mode_learns_nothing() -> None:
-    """Whatever it hears."""
-    fixed = FixedMode(SSD)
-    fixed.note_round(0, 1e9)
-    assert fixed.mode is SSD
-
-
-def modes(controller: ModeController, loads: list[int]) -> list[RowMode]:
-    """The mode of a round for each of these numbers of requests; every mode is equally fast."""
-    seen = []
-    for load in loads:
-        controller.note_load(load)
-        seen.append(controller.mode)
-        controller.note_round(1, 1.0)
-    return seen
-
-
-def test_above_the_threshold_the_low_latency_mode_starts_at_once() -> None:
-    """At the threshold it does not."""
-    controller = LowLatencyAbove(SSD, 8)
-    assert modes(controller, [1, 8, 8, 9, 30]) == [SSD, SSD, SSD, LOW, LOW]
-
-
-def test_it_ends_when_the_load_has_been_lower_for_a_while() -> None:
-    """8, 9 and 8 in quick turns do not move it to and fro."""
-    controller = LowLatencyAbove(SSD, 8)
-    calm = [8] * (STEADY_ROUNDS - 1)
-    assert set(modes(controller, [9, *calm[:3], 9, *calm[:3]])) == {LOW}
-    assert modes(controller, [*calm, 8])[-1] is SSD
-
-
-def test_an_idle_engine_is_in_no_crowd() -> None:
-    """The next request, alone, is not served as one of many."""
-    controller = LowLatencyAbove(SSD, 1)
-    assert modes(controller, [2, 2]) == [LOW, LOW]
-    controller.note_load(0)
-    assert modes(controller, [1]) == [SSD]
-
-
-def test_in_a_crowd_lookups_that_do_not_pay_are_left() -> None:
-    """Case B62: not below plain decoding, whatever the threshold; the mode stays what it is."""
-    controller = LowLatencyAbove(SSD, 4)
-    looked_up = []
-    for _ in range(4 * PROBES):
-        controller.note_load(8)
-        assert controller.mode is LOW
-        looked_up.append(controller.looks_up)
-        controller.note_round(10, 2.0 if controller.looks_up else 1.0)
-    assert looked_up[0]
-    assert looked_up.count(False) > 0.7 * len(looked_up)
-
-
-def test_hybrid_measures_each_size_of_batch_for_itself() -> None:
-    """What is fastest for one request is not what is fastest for eight."""
-    controller = HybridByLoad(threshold=8, max_batch_size=16)
-    controller.note_load(1)
-    run(controller, {AR: 10.0, SD: 20.0, SSD: 30.0}, PROBES + 1)
-    assert controller.mode is SSD
-    controller.note_load(8)
-    run(controller, {AR: 50.0, LOW: 70.0, SD: 40.0, SSD: 30.0}, PROBES + WARM_UP_ROUNDS + PROBE_ROUNDS + 1)
-    assert controller.mode is LOW
-    assert modes(controller, [1] * STEADY_ROUNDS)[-1] is SSD
-
-
-def test_hybrid_holds_what_it_measured_whatever_the_threshold_says() -> None:
-    """The measured switch point overrides it: SSD for nine, if that is faster."""
-    controller = HybridByLoad(threshold=8, max_batch_size=16)
-    speeds = {AR: 10.0, LOW: 11.0, SD: 20.0, SSD: 30.0}
-    controller.note_load(9)
-    assert run(controller, speeds, 1) == [LOW]
-    run(controller, speeds, PROBES + WARM_UP_ROUNDS + PROBE_ROUNDS)
-    assert controller.mode is SSD
-
-
-def test_hybrid_does_not_try_drafting_in_a_larger_batch_than_one_in_which_it_lost() -> None:
-    """There a guess costs more; looking would cost time for nothing."""
-    controller = HybridByLoad(threshold=8, max_batch_size=16)
-    controller.note_load(4)
-    run(controller, {AR: 40.0, LOW: 30.0, SD: 20.0, SSD: 10.0}, 40)
-    assert controller.mode is AR
-    controller.note_load(16)
-    assert set(run(controller, {AR: 40.0, LOW: 30.0, SD: 1.0, SSD: 1.0}, 40)) == {AR, LOW}
-
-
-def test_a_queue_makes_the_batch_no_larger() -> None:
-    """What waits costs nothing: the modes of a full batch are measured once."""
-    controller = HybridByLoad(threshold=8, max_batch_size=4)
-    controller.note_load(4)
-    run(controller, {AR: 10.0, LOW: 20.0, SD: 30.0, SSD: 40.0}, 33)
-    controller.note_load(400)
-    assert controller.mode is SSD
-
-
-def test_a_single_request_has_no_low_latency_mode_to_choose() -> None:
-    """One alone is no crowd: what hybrid does with it is what it did."""
-    controller = HybridByLoad(threshold=0, max_batch_size=8)
-    controller.note_load(1)
-    assert set(run(controller, {AR: 1.0, SD: 1.0, SSD: 1.0}, 2 * PROBES)) == {AR, SD, SSD}
-
-
-def test_the_policy_says_which_controller() -> None:
-    """Plain decoding has nothing to switch."""
-    made = {mode: make_controller(mode, threshold=8, max_batch_size=8) for mode in Mode}
-    assert isinstance(made[Mode.HYBRID], HybridByLoad)
-    assert isinstance(made[Mode.SSD], LowLatencyAbove)
-    assert modes(made[Mode.SPECULATIVE], [8]) == [SD]
-    assert modes(made[Mode.AUTOREGRESSIVE], [99]) == [AR]

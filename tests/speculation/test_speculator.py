@@ -13,8 +13,8 @@ from ssd_runtime.speculation.budget import BudgetChooser
 from ssd_runtime.speculation.commands import Branch, BuildCommand, BuildResult, DraftRow, ForgetCommand
 from ssd_runtime.speculation.draft_lane import DraftLane
 from ssd_runtime.speculation.fallback import Source
-from ssd_runtime.speculation.hybrid import FixedMode
 from ssd_runtime.speculation.memory import Memories, likelihoods
+from ssd_runtime.speculation.mode_control import FixedMode
 from ssd_runtime.speculation.modes import Modes
 from ssd_runtime.speculation.proposal import Guess, Proposal
 from ssd_runtime.speculation.speculator import Speculator
