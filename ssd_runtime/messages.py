@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ssd_runtime.hooks.kinds import Sampler
     from ssd_runtime.sampling.odds import Odds
     from ssd_runtime.types import TokenLogprob
 
@@ -181,7 +182,7 @@ class VerifyRow:
     Not `samples`: a prefill chunk that is not the prompt's last; its KV is wanted, no token.
     text: all tokens of the sequence, the first `num_prompt` of them the prompt. It may grow meanwhile,
     and is needed only where the draw is not plain. odds: what each draft was drawn from, where a sampler
-    has told; empty where the drafts were not drawn.
+    has told; empty where the drafts were not drawn. sampler: None is the worker's own.
     """
 
     token_ids: tuple[int, ...]
@@ -193,6 +194,7 @@ class VerifyRow:
     text: Sequence[int] = ()
     num_prompt: int = 0
     odds: tuple[Odds, ...] = ()
+    sampler: Sampler | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -19,6 +19,7 @@ from ssd_runtime.stats import RoundTotals
 from ssd_runtime.types import Request
 
 if TYPE_CHECKING:
+    from ssd_runtime.hooks.kinds import Sampler
     from ssd_runtime.memory.prediction import Prediction
 
 _uids = itertools.count(1)
@@ -29,7 +30,8 @@ class Sequence:
     """One request's tokens in the engine, at most `max_len` of them, ended by any of `end_ids`.
 
     `epoch` changes whenever its KV is thrown away. Of its blocks `num_registered` are in the prefix cache,
-    under the first of `digests`. num_cached: tokens of the prompt that were found there.
+    under the first of `digests`. num_cached: tokens of the prompt that were found there. sampler: what the
+    target draws with, for its whole life; None is the one that its lane was made with.
     """
 
     request: Request
@@ -39,6 +41,7 @@ class Sequence:
     max_len: int
     end_ids: frozenset[int] = frozenset()
     prediction: Prediction | None = None
+    sampler: Sampler | None = None
     uid: int = field(default_factory=lambda: next(_uids))
     table: list[int] = field(default_factory=list)
     kv_len: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import structlog
@@ -16,6 +17,7 @@ import structlog
 from ssd_runtime.clock import Clock
 from ssd_runtime.engine.live import LiveRequest
 from ssd_runtime.engine.passes import checked_results, origin, split, verify_command
+from ssd_runtime.engine.reload import Changes
 from ssd_runtime.engine.requests import LiveRequests
 from ssd_runtime.engine.scheduler import BatchRow, Scheduler
 from ssd_runtime.engine.target_lane import TargetLane
@@ -91,6 +93,7 @@ class EngineCore:
             on_finish=on_finish,
         )
         self._cancelled: set[TokenSequence] = set()
+        self._changes = Changes()
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
         self._target_failed = False
@@ -107,12 +110,14 @@ class EngineCore:
                 else:
                     await self.run_round()
                 self._apply_cancellations()
+                self._changes.apply()
         except Exception as error:
             log.exception("the engine stopped on an error")
             self._requests.fail_all(EngineError(f"the engine stopped: {error!r}"))
             raise
         finally:
             self._closing.set()
+            self._changes.close()
             self._requests.fail_all(EngineClosedError("the engine was closed"))
 
     async def run_round(self) -> None:
@@ -164,6 +169,11 @@ class EngineCore:
     def cancel(self, sequence: TokenSequence) -> None:
         """End a request between two rounds, if it is still there."""
         self._cancelled.add(sequence)
+        self._wake.set()
+
+    def between_rounds(self, change: Callable[[], None], done: Future[None]) -> None:
+        """Make `change` between two rounds, soon; `done` hears of it, see `Changes`."""
+        self._changes.add(change, done)
         self._wake.set()
 
     def close(self) -> None:

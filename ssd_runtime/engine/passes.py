@@ -69,4 +69,5 @@ def _verify_row(row: BatchRow, proposal: Proposal) -> VerifyRow:
         text=sequence.token_ids,
         num_prompt=sequence.num_prompt,
         odds=proposal.odds,
+        sampler=sequence.sampler,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from ssd_runtime.engine.rules import check_ids, rules_of
 from ssd_runtime.engine.stopping import AnswerEnd
 from ssd_runtime.errors import ContextLengthError, RequestError
-from ssd_runtime.hooks.kinds import Warper
+from ssd_runtime.hooks.kinds import Sampler, Warper
 from ssd_runtime.hooks.registry import Registry
 from ssd_runtime.memory.prediction import Prediction
 from ssd_runtime.messages import Draw, Report
@@ -27,7 +27,8 @@ class Limits:
     """What holds for every request: `context` tokens in all, ids below `vocab_size`.
 
     processed_logprobs: log probabilities are those of the distribution that is drawn from. warpers: what
-    requests may name. uses_priority: whether the order of service looks at a request's priority.
+    requests may name. uses_priority: whether the order of service looks at a request's priority. sampler:
+    what draws for whoever begins now; None is the one that the target's lane was made with.
     """
 
     context: int
@@ -35,6 +36,7 @@ class Limits:
     processed_logprobs: bool = False
     warpers: Registry[Warper] = field(default_factory=lambda: Registry("warper"))
     uses_priority: bool = True
+    sampler: Sampler | None = None
 
 
 Prepared = tuple[Sequence, AnswerEnd]
@@ -82,6 +84,7 @@ def _choice(
     report = _report(params, limits)
     draw = Draw(seed, params.temperature, params.top_k, params.top_p, params.min_p, rules, report)
     sequence = Sequence(request, len(token_ids), token_ids, draw, len(token_ids) + max_tokens, end_ids)
+    sequence.sampler = limits.sampler
     if request.prediction is not None:
         sequence.prediction = Prediction(plain_ids(tokenizer, request.prediction))
     end = AnswerEnd(

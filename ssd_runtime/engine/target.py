@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ssd_runtime.engine.verdicts import Judge, failure, num_logits
 from ssd_runtime.messages import ForwardRow, RowResult, VerifyCommand, VerifyRow
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from ssd_runtime.sampling.draw import DraftStep
 
 
+MOST_JUDGES = 4
+"""Samplers beside the worker's own that are kept ready; one that was put away is made ready again."""
+
+
 class TargetWorker:
     """Owns the target's decoder and KV; carries out `VerifyCommand`s.
 
@@ -26,36 +30,62 @@ class TargetWorker:
     """
 
     def __init__(self, decoder: Decoder, kv: PagedKV, sampler: Sampler) -> None:
+        """`sampler`: for rows that bring none."""
         self._decoder = decoder
         self._kv = kv
-        self._judge = Judge(sampler, decoder.config.vocab_size)
-        self._draws = draws_natively(decoder, sampler)
+        self._own = self._judge(sampler)
+        self._others: dict[int, _Bench] = {}
 
     def execute(self, command: VerifyCommand) -> list[RowResult]:
         """Feed every row in one pass; a verdict for each row that samples."""
-        steps, logits = self._pass(command.rows)
+        benches = [self._bench(row.sampler) for row in command.rows]
+        drawn = [bench.draws and row.draw.is_plain for bench, row in zip(benches, command.rows, strict=True)]
+        steps, logits = self._pass(command.rows, drawn)
         results: list[RowResult] = []
         offset = 0
-        for row in command.rows:
+        for row, bench, is_drawn in zip(command.rows, benches, drawn, strict=True):
             wanted = slice(offset, offset + num_logits(row))
-            if self._draws and row.draw.is_plain:
+            if is_drawn:
                 results.append(_verdict(row, steps[wanted]))
             else:
-                results.append(None if logits is None else self._judge.result(row, logits[wanted]))
+                results.append(None if logits is None else bench.judge.result(row, logits[wanted]))
             offset = wanted.stop
         return results
 
-    def _pass(self, rows: Sequence[VerifyRow]) -> tuple[Sequence[DraftStep], Tensor | None]:
+    def _pass(
+        self, rows: Sequence[VerifyRow], drawn: Sequence[bool]
+    ) -> tuple[Sequence[DraftStep], Tensor | None]:
         fed = [_forward_row(row) for row in rows]
-        if not self._draws:
+        if not any(drawn):
             return (), self._decoder.forward(fed, self._kv)
-        asks = [ask for row in rows for ask in _asks(row)]
+        asks = [ask for pair in zip(rows, drawn, strict=True) for ask in _asks(*pair)]
         return self._decoder.draw(fed, self._kv, asks, self._decoder.config.vocab_size)
 
+    def _bench(self, sampler: Sampler | None) -> _Bench:
+        if sampler is None:
+            return self._own
+        if id(sampler) not in self._others:
+            if len(self._others) >= MOST_JUDGES:
+                del self._others[next(iter(self._others))]
+            self._others[id(sampler)] = self._judge(sampler)
+        return self._others[id(sampler)]
 
-def _asks(row: VerifyRow) -> Sequence[Ask | None]:
+    def _judge(self, sampler: Sampler) -> _Bench:
+        judge = Judge(sampler, self._decoder.config.vocab_size)
+        return _Bench(judge, sampler, draws_natively(self._decoder, sampler))
+
+
+class _Bench(NamedTuple):
+    """A sampler and its judge. draws: whether the decoder draws the same by itself."""
+
+    judge: Judge
+    sampler: Sampler
+    draws: bool
+
+
+def _asks(row: VerifyRow, is_drawn: bool) -> Sequence[Ask | None]:
     """What is wanted of each of the row's last tokens; None where it is the logits."""
-    if not row.draw.is_plain:
+    if not is_drawn:
         return [None] * num_logits(row)
     first = row.start + len(row.token_ids)
     expected = (*row.drafts, -1)[: num_logits(row)]

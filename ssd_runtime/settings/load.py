@@ -33,11 +33,19 @@ Given = tuple[str, Any, str]
 class Loaded:
     """Checked settings, and for each dotted key that was given, by whom.
 
-    An origin is `file:line`, `SSD_NAME` or `--set key`; a key that is missing has its default.
+    An origin is `file:line`, `SSD_NAME` or `--set key`; a key that is missing has its default. path,
+    overrides, environ: what `load_settings` was given.
     """
 
     settings: Settings
     origins: Mapping[str, str]
+    path: Path | None = None
+    overrides: tuple[str, ...] = ()
+    environ: Mapping[str, str] | None = None
+
+    def again(self) -> Loaded:
+        """What the same file, overrides and environment say now; raises as `load_settings` does."""
+        return load_settings(self.path, self.overrides, self.environ)
 
     def origin(self, key: str) -> str:
         """Who gave `key`, else who gave the mapping it stands in, else a key inside it."""
@@ -67,11 +75,12 @@ def load_settings(
         _File(path, origins),
     )
     try:
-        return Loaded(Settings(_build_sources=(sources, {})), origins)
+        settings = Settings(_build_sources=(sources, {}))
     except ValidationError as error:
         lookup = Loaded(Settings(), origins)
         lines = [f"{lookup.where(key)}: {text}" for key, text in describe(error, lookup.origin)]
         raise ConfigError("\n".join(lines)) from None
+    return Loaded(settings, origins, path, tuple(overrides), environ)
 
 
 class _Source(InitSettingsSource):
