@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, replace
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ssd_runtime.errors import EngineError
 from ssd_runtime.settings.schema import Settings
 from ssd_runtime.types import Answer, Output, Request, SamplingParams, SpeculationStats, TokenLogprob
+
+if TYPE_CHECKING:
+    from ssd_runtime.models.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0
 """What stands for the logarithm of zero in JSON, which knows no infinity; OpenAI's and vLLM's number."""
@@ -22,6 +25,8 @@ class AnsweringEngine(Protocol):
     def settings(self) -> Settings: ...
     @property
     def max_context(self) -> int: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
     async def __aenter__(self) -> Any: ...
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

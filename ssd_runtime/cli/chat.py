@@ -1,6 +1,7 @@
 """`ssd-run chat`: a conversation on the terminal, or over a pipe.
 
-Ctrl-C stops the answer that is being written, Ctrl-D ends the conversation.
+Ctrl-C stops the answer that is being written, Ctrl-D ends the conversation. On a terminal with colours
+the text that the draft had written is tinted.
 """
 
 from __future__ import annotations
@@ -19,16 +20,21 @@ import typer
 from ssd_runtime.cli.formats import decoded
 from ssd_runtime.cli.options import ConfigOption, ModeOption, SetOption, TraceOption, load
 from ssd_runtime.cli.progress import WaitLine, wait_line
+from ssd_runtime.cli.questions import QuestionReader
+from ssd_runtime.cli.rounds import DraftedText, Rounds, Tint, figures, terminal_tint
 from ssd_runtime.cli.running import INTERRUPTED, configured_engine, descriptor, note, run, started
 from ssd_runtime.cli.sampling import MaxTokensOption, SeedOption, TemperatureOption, TopPOption, sampling
 from ssd_runtime.cli.streams import OutputClosedError, OutputStream, read_lines
 from ssd_runtime.errors import ContextLengthError, EngineClosedError, RequestError, SSDError
 from ssd_runtime.faces import AnsweringEngine
-from ssd_runtime.types import Message, Request, SamplingParams
+from ssd_runtime.types import Message, Output, Request, SamplingParams
 
 USER, ASSISTANT = "user", "assistant"
 ANSWER_TOKENS = 1024
-HELP = "/reset forgets the conversation, /exit (or Ctrl-D) ends it, Ctrl-C stops an answer"
+HELP = (
+    "/reset forgets the conversation, /stats tells of the last answer, /exit (or Ctrl-D) ends, Ctrl-C stops "
+    'an answer; a line ending in \\ goes on in the next, and """ begins and ends a text of several lines'
+)
 
 
 class Chat:
@@ -42,32 +48,58 @@ class Chat:
         *,
         line: WaitLine,
         tell: Callable[[str], None],
+        rounds: Rounds | None = None,
+        tint: Tint | None = None,
     ) -> None:
+        """rounds: hears of the engine's rounds. tint: colours text that was drafted; None leaves it plain."""
         self.turns: list[Message] = []
         self._engine = engine
         self._output = output
         self._params = params
         self._line = line
         self._tell = tell
+        self._rounds = rounds or Rounds()
+        self._tint = tint
+        self._question = QuestionReader()
         self._answering: asyncio.Task[None] | None = None
-        self._text = ""
+        self._pieces: list[Output] = []
+        self._asked = 0
 
     async def handle(self, line: bytes) -> bool:
         """Do what one line of input says; False when it ends the conversation."""
         try:
-            text = decoded(line).strip()
+            text = decoded(line)
         except RequestError as error:
             self._tell(str(error))
             return True
-        if text == "/exit":
-            return False
-        if text == "/reset":
-            self.turns.clear()
-        elif text.startswith("/"):
-            self._tell(HELP)
-        elif text:
-            await self.say(text)
+        if not self.is_open and text.lstrip().startswith("/"):
+            return self._obey(text.strip())
+        if question := self._question.push(text):
+            await self.say(question)
         return True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the question goes on in the next line."""
+        return self._question.is_open
+
+    async def end(self) -> None:
+        """The input has ended; a question that is still open is asked as it stands."""
+        if question := self._question.finish():
+            await self.say(question)
+
+    def drop(self) -> None:
+        """Forget the question that is still open."""
+        self._question.finish()
+
+    def _obey(self, command: str) -> bool:
+        if command == "/reset":
+            self.turns.clear()
+        elif command == "/stats":
+            self._tell(figures(self._pieces, self._rounds.modes))
+        elif command != "/exit":
+            self._tell(HELP)
+        return command != "/exit"
 
     async def say(self, text: str) -> None:
         """Write the answer to `text`; what goes wrong is told, and the turn forgotten."""
@@ -97,26 +129,32 @@ class Chat:
                 self._forget_oldest()
 
     async def _write_answer(self) -> None:
-        self._text = ""
+        self._pieces = []
         self._line("waiting for the answer", 0, 0)
-        request = Request("chat", messages=tuple(self.turns), params=self._params)
+        self._asked += 1
+        request = Request(f"chat-{self._asked}", messages=tuple(self.turns), params=self._params)
+        self._rounds.follow(request.id)
+        drafted = DraftedText(self._engine.tokenizer, self._tint) if self._tint else None
         async for piece in self._engine.generate(request):
             self._line.clear()
-            self._text += piece.text
-            await self._output.write(piece.text)
+            self._pieces.append(piece)
+            await self._output.write(
+                drafted.shown(piece, self._rounds.accepted(piece)) if drafted else piece.text
+            )
 
     async def _keep(self, error: BaseException | None) -> None:
         """End the turn: keep what was answered, forget a question that got nothing."""
         if error and (isinstance(error, EngineClosedError) or not isinstance(error, SSDError)):
             raise error
-        if self._text or not error:
+        text = "".join(piece.text for piece in self._pieces)
+        if text or not error:
             await self._output.write("\n")
         if error:
             self._tell(str(error))
-        if error or not self._text:
+        if error or not text:
             self.turns.pop()
         else:
-            self.turns.append(Message(ASSISTANT, self._text))
+            self.turns.append(Message(ASSISTANT, text))
 
     def _forget_oldest(self) -> None:
         """Drop the oldest question and its answer."""
@@ -134,23 +172,29 @@ async def run_chat(
     params: SamplingParams,
     line: WaitLine | None = None,
     tell: Callable[[str], None] = note,
-    prompt: Callable[[], None] = lambda: None,
+    prompt: Callable[[bool], None] = lambda goes_on: None,
+    rounds: Rounds | None = None,
+    tint: Tint | None = None,
 ) -> int:
-    """Converse on two descriptors until the input ends; gives the exit status. `prompt` asks for a line."""
+    """Converse on two descriptors until the input ends; gives the exit status.
+
+    `prompt` asks for a line, and is told whether one goes on. rounds, tint: as `Chat` takes them.
+    """
     line = line or wait_line(tell)
     output = OutputStream(stdout)
     async with started(make, line) as engine:
         if params.max_tokens is None:
             params = replace(params, max_tokens=min(ANSWER_TOKENS, engine.max_context // 2))
-        chat = Chat(engine, output, params, line=line, tell=tell)
+        chat = Chat(engine, output, params, line=line, tell=tell, rounds=rounds, tint=tint)
         conversation = asyncio.create_task(_converse(chat, read_lines(stdin), prompt))
 
         def interrupt() -> None:
             if chat.interrupt():
                 return
             if os.isatty(stdin):
+                chat.drop()
                 tell(f"\n{HELP}")
-                prompt()
+                prompt(False)
             else:
                 conversation.cancel()
 
@@ -159,12 +203,13 @@ async def run_chat(
     return _status(conversation)
 
 
-async def _converse(chat: Chat, lines: AsyncIterator[bytes], prompt: Callable[[], None]) -> None:
-    prompt()
+async def _converse(chat: Chat, lines: AsyncIterator[bytes], prompt: Callable[[bool], None]) -> None:
+    prompt(False)
     async for line in lines:
         if not await chat.handle(line):
             return
-        prompt()
+        prompt(chat.is_open)
+    await chat.end()
 
 
 def _status(conversation: asyncio.Task[None]) -> int:
@@ -187,9 +232,9 @@ def _interrupts(handler: Callable[[], None]) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-def _ask() -> None:
+def _ask(goes_on: bool) -> None:
     """The prompt goes to stderr: stdout carries answers only."""
-    sys.stderr.write("> ")
+    sys.stderr.write(". " if goes_on else "> ")
     sys.stderr.flush()
 
 
@@ -208,7 +253,8 @@ def chat(
     params = sampling(loaded.settings, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     stdin, stdout = descriptor("stdin"), descriptor("stdout")
     line = wait_line(note)
-    make = partial(configured_engine, loaded, line, trace)
+    rounds = Rounds()
+    make = partial(configured_engine, loaded, line, trace, [rounds])
     is_terminal = os.isatty(stdin) and sys.stderr is not None
     work = run_chat(
         make,
@@ -216,6 +262,8 @@ def chat(
         stdout=stdout,
         params=params,
         line=line,
-        prompt=_ask if is_terminal else lambda: None,
+        prompt=_ask if is_terminal else lambda goes_on: None,
+        rounds=rounds,
+        tint=terminal_tint(stdout),
     )
     raise typer.Exit(run(work))

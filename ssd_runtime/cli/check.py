@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ssd_runtime.cli import examples
 from ssd_runtime.cli.options import ConfigOption, ModeOption, SetOption, load
 from ssd_runtime.hooks.manager import PluginManager
 from ssd_runtime.settings.schema import Settings
@@ -27,7 +28,7 @@ KV_SCALE_BYTES = {"float32": 0, "fp16": 0, "fp8": 4, "int8": 4}
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command()(check)
+    app.command(epilog=examples.epilog(examples.CHECK))(check)
 
 
 def check(config: ConfigOption = None, overrides: SetOption = None, mode: ModeOption = None) -> None:

@@ -6,14 +6,17 @@ configuration, 130 interrupted.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 
 import typer
 
-from ssd_runtime.cli import check, inspect, serve
+from ssd_runtime.cli import check, examples, inspect, serve
+from ssd_runtime.cli.aliases import ALIASES
 from ssd_runtime.cli.bench import bench
 from ssd_runtime.cli.chat import chat
+from ssd_runtime.cli.familiar import translated
 from ssd_runtime.cli.options import ConfigOption, ModeOption, SetOption, TraceOption, load
 from ssd_runtime.cli.pipe import pipe
 from ssd_runtime.errors import ConfigError, ModelError, PluginError, SSDError
@@ -28,10 +31,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    epilog=examples.epilog(examples.DAEMON),
 )
-app.command()(pipe)
-app.command()(chat)
-app.command()(bench)
+app.command(epilog=examples.epilog(examples.PIPE))(pipe)
+app.command(epilog=examples.epilog(examples.CHAT))(chat)
+app.command(epilog=examples.epilog(examples.BENCH))(bench)
 check.register(app)
 inspect.register(app)
 
@@ -53,10 +57,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command line and exit with its status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app(_command_first(given))
+        app(_command_first(_ours(given)))
     except SSDError as error:
         typer.echo(f"ssd-run: {error}", err=True)
         sys.exit(2 if isinstance(error, BAD_START) else 1)
+
+
+def _ours(arguments: list[str]) -> list[str]:
+    """`arguments` with the options of other engines replaced by ours, which stderr tells."""
+    own = translated(arguments, ALIASES, valued_options())
+    if told := [argument for argument in own if argument not in (*arguments, "--set")]:
+        typer.echo(f"ssd-run: read as --set {' --set '.join(map(shlex.quote, told))}", err=True)
+    return own
+
+
+def valued_options() -> frozenset[str]:
+    """The names of our options that take a value."""
+    commands = [typer.main.get_command(app)]
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
+    options = [option for command in commands for option in command.params]
+    return frozenset(
+        name for option in options if not getattr(option, "is_flag", False) for name in option.opts
+    )
 
 
 def _command_first(arguments: list[str]) -> list[str]:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,11 +59,13 @@ async def _interruptible(main: Coroutine[Any, Any, int]) -> int:
     return await main
 
 
-def configured_engine(loaded: Loaded, line: WaitLine, trace: Path | None = None) -> AnsweringEngine:
+def configured_engine(
+    loaded: Loaded, line: WaitLine, trace: Path | None = None, plugins: Sequence[object] = ()
+) -> AnsweringEngine:
     """The real engine, not started. Importing it loads torch, which takes a while."""
     from ssd_runtime.app import Engine
 
-    return Engine(loaded, progress=line, trace=trace)
+    return Engine(loaded, progress=line, trace=trace, plugins=plugins)
 
 
 @asynccontextmanager

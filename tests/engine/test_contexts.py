@@ -38,7 +38,8 @@ async def test_beyond_the_drafts_context_nothing_is_drafted(policy: str) -> None
     records = Records()
     whole = (*PROMPT, *await plain(asked(max_tokens=200)))
     draft = ScriptedDraft(continuing([whole]), max_context=64)
-    engine = toy_engine(f"scheduler.policy={policy}", draft=draft, trace=records)
+    settings = (f"scheduler.policy={policy}", "engine.fallback=[draft]")  # else a slow draft drafts nothing
+    engine = toy_engine(*settings, draft=draft, trace=records)
     answer = await answered(engine, asked(max_tokens=200))
     assert answer.token_ids == whole[len(PROMPT) :]
     assert 0 < answer.speculation.draft_tokens <= 64

@@ -94,7 +94,7 @@ async def test_an_interrupt_stops_the_answer_and_the_chat_goes_on() -> None:
         await reached.wait()
         assert talk.chat.interrupt()
         await saying
-        assert talk.engine.cancelled == ["chat"]
+        assert talk.engine.cancelled == ["chat-1"]
         assert talk.shown() == "part\n"
         assert talk.turns == [("user", "long"), ("assistant", "part")]
         assert not talk.chat.interrupt()
@@ -152,7 +152,11 @@ async def test_a_piped_conversation_ends_with_its_input() -> None:
     os.close(send)
     asked: list[str] = []
     status = await run_chat(
-        lambda: engine, stdin=source, stdout=output, params=SamplingParams(), prompt=lambda: asked.append(">")
+        lambda: engine,
+        stdin=source,
+        stdout=output,
+        params=SamplingParams(),
+        prompt=lambda goes_on: asked.append(">"),
     )
     assert (status, os.read(receive, 100)) == (0, b"hi\nyou\n")
     assert asked == [">"] * 3
