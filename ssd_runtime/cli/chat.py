@@ -32,8 +32,8 @@ from ssd_runtime.types import Message, Output, Request, SamplingParams
 USER, ASSISTANT = "user", "assistant"
 ANSWER_TOKENS = 1024
 HELP = (
-    "/reset forgets the conversation, /stats tells of the last answer, /exit (or Ctrl-D) ends, Ctrl-C stops "
-    'an answer; a line ending in \\ goes on in the next, and """ begins and ends a text of several lines'
+    "/reset forgets the conversation, /stats tells of the last answer, /exit (or Ctrl-D) ends it,\n"
+    'Ctrl-C stops an answer; a line that ends in \\ goes on in the next, and """ begins and ends many lines'
 )
 
 
@@ -138,9 +138,8 @@ class Chat:
         async for piece in self._engine.generate(request):
             self._line.clear()
             self._pieces.append(piece)
-            await self._output.write(
-                drafted.shown(piece, self._rounds.accepted(piece)) if drafted else piece.text
-            )
+            accepted = self._rounds.accepted(piece)
+            await self._output.write(drafted.shown(piece, accepted) if drafted else piece.text)
 
     async def _keep(self, error: BaseException | None) -> None:
         """End the turn: keep what was answered, forget a question that got nothing."""
