@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ssd_runtime.hooks.kinds import Proposer, Remembering
 from ssd_runtime.hooks.registry import Registries
 from ssd_runtime.memory.history import history_codecs
 from ssd_runtime.sequence import Sequence as TokenSequence
@@ -13,6 +14,7 @@ from ssd_runtime.speculation.guard import GuardedProposer
 from ssd_runtime.speculation.memory import Memories
 
 PROPOSER_SECONDS = 0.25
+OURS = "ssd_plugins."
 
 
 class Sources:
@@ -46,13 +48,19 @@ class Sources:
         return self._proposer(part)
 
     def _proposer(self, part: NamedPart) -> ProposerSource:
+        proposer = self._registries.proposers.get(part.name)(**part.options)
         guarded = GuardedProposer(
-            self._registries.proposers.get(part.name)(**part.options),
+            proposer,
             vocab_size=self._vocab_size,
             time_limit=PROPOSER_SECONDS,
-            trusted=False,
+            trusted=_is_ours(proposer) and not isinstance(proposer, Remembering),
             name=part.name,
             codec=history_codecs()[self._settings.history_codec],
         )
         self.proposers.append(guarded)
         return ProposerSource(part.name, guarded)
+
+
+def _is_ours(proposer: Proposer) -> bool:
+    """Whether it comes with the package, and so takes microseconds, less than the way to a thread."""
+    return type(proposer).__module__.startswith(OURS)

@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
+import structlog
+
 from ssd_runtime.speculation.hybrid import HybridController, LookingBudget
 from ssd_runtime.types import Mode, RowMode
+
+log = structlog.get_logger(__name__)
 
 STEADY_ROUNDS = 8
 """How many rounds in a row a load must be lower until it counts as such."""
@@ -85,7 +89,10 @@ class LowLatencyAbove:
 
     def note_load(self, num_requests: int) -> None:
         """So many requests run or wait."""
-        self._level.note(int(num_requests > self._threshold), is_idle=not num_requests)
+        before = self._level.value
+        now = self._level.note(int(num_requests > self._threshold), is_idle=not num_requests)
+        if now != before:
+            log.info("low-latency mode", on=bool(now), requests=num_requests)
 
     def note_round(self, tokens: int, seconds: float) -> None:
         """See `ModeController`."""
@@ -96,9 +103,9 @@ class LowLatencyAbove:
 class HybridByLoad:
     """The fastest mode for each size of batch, by powers of two, so that the switch points are measured.
 
-    A single request has plain decoding and the drafting modes to choose from; more have the low-latency mode
-    too, which comes first above `threshold` requests, until something was measured. Where the drafting
-    modes were slower in a smaller batch they are not tried in a larger one: there a guess costs more.
+    Plain decoding, the low-latency mode and the drafting modes are the choice; the low-latency mode comes
+    first above `threshold` requests, until something was measured. Where the drafting modes were slower in
+    a smaller batch they are not tried in a larger one: there a guess costs more.
     """
 
     looks_up = True
@@ -134,8 +141,6 @@ class HybridByLoad:
     def _candidates(self, level: int) -> Sequence[RowMode]:
         smaller = [one.fastest for at, one in self._controllers.items() if at < level]
         drafting = () if any(mode in IN_A_CROWD for mode in smaller) else DRAFTING
-        if not level:
-            return (RowMode.AUTOREGRESSIVE, *drafting)
         crowd = IN_A_CROWD if 2**level > self._threshold else IN_A_CROWD[::-1]
         return (*crowd, *drafting)
 

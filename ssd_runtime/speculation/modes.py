@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-import structlog
-
 from ssd_runtime.sequence import Sequence
 from ssd_runtime.speculation.mode_control import ModeController
 from ssd_runtime.types import Mode, RowMode
-
-log = structlog.get_logger(__name__)
 
 
 class Modes:
@@ -21,7 +17,6 @@ class Modes:
         self.rounds: Counter[str] = Counter(dict.fromkeys(RowMode, 0))
         self._controller = controller
         self._has_draft = has_draft
-        self._was_low_latency = False
 
     @property
     def current(self) -> RowMode:
@@ -45,10 +40,6 @@ class Modes:
     def note_load(self, num_requests: int) -> None:
         """A round begins; so many requests run or wait."""
         self._controller.note_load(num_requests)
-        is_low_latency = self.current is RowMode.LOW_LATENCY
-        if is_low_latency != self._was_low_latency:
-            self._was_low_latency = is_low_latency
-            log.info("low-latency mode", on=is_low_latency, requests=num_requests)
 
     def note_rows(self, rows: Iterable[Sequence]) -> None:
         """A round of these rows has ended."""

@@ -83,7 +83,7 @@ def test_hybrid_measures_each_size_of_batch_for_itself() -> None:
     """What is fastest for one request is not what is fastest for eight."""
     controller = HybridByLoad(threshold=8, max_batch_size=16)
     controller.note_load(1)
-    run(controller, {AR: 10.0, SD: 20.0, SSD: 30.0}, 6 * LOOK)
+    run(controller, {AR: 10.0, LOW: 11.0, SD: 20.0, SSD: 30.0}, 8 * LOOK)
     assert controller.mode is SSD
     controller.note_load(8)
     run(controller, {AR: 50.0, LOW: 70.0, SD: 40.0, SSD: 30.0}, LONG)
@@ -120,11 +120,13 @@ def test_a_queue_makes_the_batch_no_larger() -> None:
     assert controller.mode is SSD
 
 
-def test_a_single_request_has_no_low_latency_mode_to_choose() -> None:
-    """One alone is no crowd: what hybrid does with it is what it did."""
-    controller = HybridByLoad(threshold=0, max_batch_size=8)
+def test_a_single_request_may_be_fastest_with_lookups() -> None:
+    """Where a draft model is too dear, what the text repeats still costs nothing."""
+    controller = HybridByLoad(threshold=8, max_batch_size=8)
     controller.note_load(1)
-    assert set(run(controller, {AR: 1.0, SD: 1.0, SSD: 1.0}, 8 * LOOK)) == {AR, SD, SSD}
+    modes = run(controller, {AR: 10.0, LOW: 12.0, SD: 8.0, SSD: 9.0}, 8 * LOOK)
+    assert set(modes) == {AR, LOW, SD, SSD}
+    assert modes[-1] is LOW
 
 
 def test_the_policy_says_which_controller() -> None:
