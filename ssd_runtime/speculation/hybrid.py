@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
@@ -12,55 +12,51 @@ from ssd_runtime.types import RowMode
 
 log = structlog.get_logger(__name__)
 
-LOOK_ROUNDS = 6
-"""Rounds that a look counts, at most."""
 WARM_UP_ROUNDS = 2
-LOOK = WARM_UP_ROUNDS + LOOK_ROUNDS
-HELD_ROUNDS = 32
-"""Rounds by which the held mode is judged, the latest ones; so many lie between two looks, at least."""
-FEWEST_ROUNDS = 2
-HOPELESS = 0.6
-"""A look ends after `FEWEST_ROUNDS` at a mode that is slower than this part of the one held."""
+LOOK_ROUNDS = 16
+"""Rounds that a look counts, at most."""
+FIRST_ROUNDS = 6
+"""Rounds of the first mode before another is looked at."""
+HELD_ROUNDS = 64
+"""Rounds by which a mode is judged, the latest ones."""
+HOPELESS = {2: 0.6, 6: 0.85}
+"""A look ends after so many rounds at a mode that is slower than this part of the one held."""
 SHARE = 0.015
 ADVANTAGE = 1.03
 
 
 class Tally:
-    """The latest rounds in one mode, `size` at most and without the first ones; and all of them in sum."""
+    """The latest rounds in one mode, `size` at most."""
 
     def __init__(self, size: int) -> None:
         self._latest: deque[tuple[int, float]] = deque(maxlen=size)
-        self._size = size
-        self.rounds_in_all = 0
-        self.tokens_in_all = 0
-        self.seconds_in_all = 0.0
 
     def add(self, tokens: int, seconds: float) -> None:
         """One more round."""
-        self.rounds_in_all += 1
-        self.tokens_in_all += tokens
-        self.seconds_in_all += seconds
-        if self.rounds_in_all > WARM_UP_ROUNDS:
-            self._latest.append((tokens, seconds))
+        self._latest.append((tokens, seconds))
+
+    def extend(self, other: Tally) -> None:
+        """The rounds of `other`, later than these."""
+        self._latest.extend(other._latest)
 
     @property
     def rounds(self) -> int:
-        """How many count."""
+        """How many there are."""
         return len(self._latest)
 
     @property
     def is_full(self) -> bool:
-        """Whether as many count as may."""
-        return len(self._latest) == self._size
+        """Whether there are as many as may be."""
+        return len(self._latest) == self._latest.maxlen
 
     @property
     def seconds(self) -> float:
-        """Of the rounds that count."""
+        """How long they took."""
         return sum(seconds for _, seconds in self._latest)
 
     @property
     def rate(self) -> float:
-        """Tokens a second, of the rounds that count."""
+        """Tokens a second."""
         return sum(tokens for tokens, _ in self._latest) / max(self.seconds, 1e-9)
 
 
@@ -97,10 +93,10 @@ class LookingBudget:
 class HybridController:
     """Holds the fastest mode and looks at the others now and then; deterministic given its notes.
 
-    A look is a few rounds, of which the first are not counted: the mode before still shows in them. What it
-    cost, in time that the held mode would have saved, says when the next one at that mode may be: so a mode
-    that is nearly as fast is looked at often, and one that lost clearly hardly ever. Another mode takes over
-    only when it is faster by `ADVANTAGE`.
+    A look is a few rounds after two that are not counted: the mode before still shows in them. What it cost,
+    in time that the held mode would have saved, says when the next one at that mode may be: so a mode that
+    is nearly as fast is looked at often, and one that lost clearly hardly ever. What earlier looks found
+    counts too. Another mode takes over only when it is faster by `ADVANTAGE`.
     """
 
     def __init__(
@@ -118,8 +114,10 @@ class HybridController:
         self._costly = costly
         self._held = candidates()[0]
         self._looking_at: RowMode | None = None
-        self._kept = Tally(HELD_ROUNDS)
+        self._rounds = 0
+        self._regret = 0.0
         self._look = Tally(LOOK_ROUNDS)
+        self._tallies: dict[RowMode, Tally] = defaultdict(lambda: Tally(HELD_ROUNDS))
         self._looks: dict[RowMode, Look] = {}
 
     @property
@@ -135,14 +133,18 @@ class HybridController:
     def note_round(self, tokens: int, seconds: float) -> None:
         """A decoding round in `mode` emitted so many tokens in so many seconds."""
         self._budget.note_round(seconds)
+        self._rounds += 1
+        kept, counts = self._tallies[self._held], self._rounds > WARM_UP_ROUNDS
         if self._looking_at is not None:
-            self._look.add(tokens, seconds)
-            if self._look.is_full or self._is_hopeless():
+            self._regret += seconds - tokens / max(kept.rate, 1e-9)
+            if counts:
+                self._look.add(tokens, seconds)
+            if self._look.is_full or self._is_hopeless(kept):
                 self._end_look(self._looking_at)
-            return
-        self._kept.add(tokens, seconds)
-        if self._kept.rounds_in_all % LOOK == 0 and (self._kept.is_full or self._untried()):
-            self._begin_look()
+        elif counts:
+            kept.add(tokens, seconds)
+            if self._rounds % (WARM_UP_ROUNDS + FIRST_ROUNDS) == 0 and (kept.is_full or self._untried()):
+                self._begin_look()
 
     def _others(self) -> list[RowMode]:
         return [mode for mode in self._candidates() if mode is not self._held]
@@ -154,36 +156,39 @@ class HybridController:
         """At what was never looked at; else at the mode that has waited longest for what it costs."""
         for mode in self._untried():
             if mode not in self._costly:
-                return self._look_at(mode)
+                return self._go(mode)
         others = {mode: self._cost(mode) for mode in self._others()}
         if others:
             now = self._budget.seconds
             due = max(others, key=lambda mode: (now - self._looks.get(mode, NEVER).at) / others[mode])
             if self._budget.allows(others[due]):
-                self._look_at(due)
+                self._go(due)
         return None
 
-    def _look_at(self, mode: RowMode) -> None:
+    def _go(self, mode: RowMode | None) -> None:
+        """On to a look at `mode`, or back to the mode held."""
         self._looking_at, self._look = mode, Tally(LOOK_ROUNDS)
+        self._rounds, self._regret = 0, 0.0
 
     def _cost(self, mode: RowMode) -> float:
-        """What a look may cost: what the last one did, a round at least; at first, all of its rounds."""
-        one_round = self._kept.seconds / self._kept.rounds
-        look = self._looks.get(mode)
-        return max(LOOK_ROUNDS * one_round if look is None else look.cost, one_round, 1e-9)
+        """What a look may cost, in seconds: what the last one did; at first, several rounds."""
+        kept, look = self._tallies[self._held], self._looks.get(mode)
+        return max(FIRST_ROUNDS * kept.seconds / kept.rounds if look is None else look.cost, 1e-9)
 
-    def _is_hopeless(self) -> bool:
-        return self._look.rounds >= FEWEST_ROUNDS and self._look.rate < HOPELESS * self._kept.rate
+    def _is_hopeless(self, kept: Tally) -> bool:
+        part = HOPELESS.get(self._look.rounds)
+        return part is not None and self._look.rate < part * kept.rate
 
     def _end_look(self, mode: RowMode) -> None:
-        """Hold the mode if it is faster; else note what the look cost."""
-        held, look, kept = self._held, self._look, self._kept
-        cost = max(0.0, look.seconds_in_all - look.tokens_in_all / max(kept.rate, 1e-9))
+        """Hold the mode if it is faster; note what the look cost."""
+        held, found, kept = self._held, self._tallies[mode], self._tallies[self._held]
+        cost = max(self._regret, kept.seconds / kept.rounds)  # to go and to come back costs a round
         self._budget.spend(cost)
         self._looks[mode] = Look(self._budget.seconds, cost)
-        self._looking_at, self._kept = None, Tally(HELD_ROUNDS)
-        if look.rate > ADVANTAGE * kept.rate:
+        found.extend(self._look)
+        if found.rate > ADVANTAGE * kept.rate:
             self._held = mode
-            self._looks[held] = Look(self._budget.seconds, 0.0)
-        rates = {held.value: round(kept.rate, 1), mode.value: round(look.rate, 1)}
+            self._looks[held] = Look(self._budget.seconds, cost)
+        rates = {held.value: round(kept.rate, 1), mode.value: round(found.rate, 1)}
         log.debug("hybrid measured", tokens_per_second=rates, chosen=self._held.value)
+        self._go(None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ssd_runtime.speculation.hybrid import LOOK, SHARE
+from ssd_runtime.speculation.hybrid import LOOK_ROUNDS, SHARE, WARM_UP_ROUNDS
 from ssd_runtime.speculation.mode_control import (
     STEADY_ROUNDS,
     FixedMode,
@@ -14,6 +14,7 @@ from ssd_runtime.speculation.mode_control import (
 from ssd_runtime.types import Mode, RowMode
 
 AR, SD, SSD, LOW = RowMode.AUTOREGRESSIVE, RowMode.SPECULATIVE, RowMode.SSD, RowMode.LOW_LATENCY
+LOOK = WARM_UP_ROUNDS + LOOK_ROUNDS
 LONG = int(10 * LOOK / SHARE)
 """Rounds after which also what is costly was looked at."""
 
