@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -20,6 +21,8 @@ from ssd_runtime.faces import answer_of
 from ssd_runtime.models.spelling import spelled
 from ssd_runtime.models.tokenizer import Tokenizer
 from ssd_runtime.parts import Parts
+from ssd_runtime.reload import reload
+from ssd_runtime.settings.difference import Difference
 from ssd_runtime.settings.load import Loaded, load_settings
 from ssd_runtime.settings.schema import Settings
 from ssd_runtime.snapshots import EngineSnapshot
@@ -65,6 +68,7 @@ class Engine:
         self._parts: Parts | None = None
         self._thread = LoopThread("ssd-engine")
         self._numbers = itertools.count()
+        self._reloading = threading.Lock()
 
     @classmethod
     def from_config(
@@ -95,7 +99,7 @@ class Engine:
     @property
     def draft_weight_bytes(self) -> int:
         """Bytes that the draft's weights occupy; 0 without a draft model."""
-        return self._running.draft_weight_bytes
+        return self._running.speculation.weight_bytes
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -129,6 +133,23 @@ class Engine:
         await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
         await asyncio.to_thread(parts.close)
 
+    async def reload(self, loaded: Loaded | None = None) -> Difference:
+        """Follow `loaded`, as far as a running engine can; None reads the configuration's sources again.
+
+        Requests go on meanwhile: what guesses is made beside what is in use, and takes its place between
+        two rounds. Says what is different now, and what needs a restart. Raises what the start would:
+        `ConfigError`, `ModelError` or `PluginError`; then nothing has changed.
+        """
+        return await asyncio.to_thread(self._reload, loaded)
+
+    def _reload(self, loaded: Loaded | None) -> Difference:
+        with self._reloading:
+            wanted = self._loaded.again() if loaded is None else loaded
+            self._loaded, found = reload(
+                self._running, self._loaded, wanted, plugins=self._plugins, call=self._thread.call
+            )
+        return found
+
     async def generate(
         self, request: Request | str, params: SamplingParams | None = None
     ) -> AsyncGenerator[Output, None]:
@@ -148,7 +169,7 @@ class Engine:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        mode, weights = self._mode(request), parts.draft_weight_bytes
+        mode, weights = self._mode(request), parts.speculation.weight_bytes
         for index, (sequence, end) in enumerate(prepared):
             live = LiveRequest(sequence, end, listen, mode, weights, parts.clock(), index=index)
             self._thread.call(parts.core.submit, live)

@@ -57,43 +57,53 @@ def _refuse(done: Future[None]) -> None:
 
 
 class Replaceable:
-    """A speculator that is another one from some round on: `current` may be set between two rounds.
+    """A speculator that is another one from some round on.
 
     All that the old one kept of requests goes with it: to the new one everybody is new, with the tokens that
     there are.
     """
 
-    def __init__(self, first: Speculator) -> None:
-        self.current = first
+    def __init__(self, speculator: Speculator, on_finish: Callable[[TokenSequence], None]) -> None:
+        """`on_finish` hears of each sequence that was answered to its end."""
+        self._current = speculator
+        self._on_finish = on_finish
+
+    def use(self, speculator: Speculator, on_finish: Callable[[TokenSequence], None]) -> None:
+        """Between two rounds: go on with this one."""
+        self._current, self._on_finish = speculator, on_finish
+
+    def finished(self, sequence: TokenSequence) -> None:
+        """A sequence was answered to its end."""
+        self._on_finish(sequence)
 
     def note_load(self, num_requests: int) -> None:
         """See `Speculator`, as all of these."""
-        self.current.note_load(num_requests)
+        self._current.note_load(num_requests)
 
     def mode_of(self, sequence: TokenSequence) -> RowMode:
         """The mode of one row in this round."""
-        return self.current.mode_of(sequence)
+        return self._current.mode_of(sequence)
 
     def max_drafts(self, sequence: TokenSequence) -> int:
         """Most tokens that a proposal for this row may have now."""
-        return self.current.max_drafts(sequence)
+        return self._current.max_drafts(sequence)
 
     async def take(self, rows: Sequence[BatchRow]) -> list[Proposal]:
         """A proposal for each row."""
-        return await self.current.take(rows)
+        return await self._current.take(rows)
 
     def will_branch(self, rows: Sequence[BatchRow]) -> bool:
         """Whether `branch` will have something to do for these rows."""
-        return self.current.will_branch(rows)
+        return self._current.will_branch(rows)
 
     def branch(self, rows: Sequence[BatchRow], proposals: Sequence[Proposal]) -> Branching:
         """Start preparing the outcomes of this round."""
-        return self.current.branch(rows, proposals)
+        return self._current.branch(rows, proposals)
 
     async def stage(self, branching: Any, results: Sequence[RowResult]) -> None:
         """File what was prepared."""
-        await self.current.stage(branching, results)
+        await self._current.stage(branching, results)
 
     def forget(self, sequence: TokenSequence) -> None:
         """The sequence ended or lost its KV."""
-        self.current.forget(sequence)
+        self._current.forget(sequence)

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from ssd_runtime import __version__
 from ssd_runtime.errors import SSDError
+from ssd_runtime.server.admin import RELOAD_PATH, reload
 from ssd_runtime.server.answers import described_model, models
 from ssd_runtime.server.auth import KeyCheck
 from ssd_runtime.server.bodies import parsed_body
@@ -46,6 +47,7 @@ def create_app(service: Service, key: str | None = None) -> Starlette:
             Route("/ready", partial(_ready, service)),
             Route("/metrics", partial(_metrics, service)),
             Route("/version", _version),
+            Route(RELOAD_PATH, partial(reload, service), methods=["POST"]),
             Route("/openapi.json", partial(_openapi, service)),
         ],
         middleware=[Middleware(KeyCheck, key)],

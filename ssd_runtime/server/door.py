@@ -34,6 +34,7 @@ LAST_REQUESTS_SECONDS = 1.0
 ONE_REQUEST = (("connection", "close"),)
 """Each connection gets one answer, so that none is broken off when the daemon takes over."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+NOT_FOR_THE_CHILD = (*SIGNALS, signal.SIGHUP)
 
 
 class Door:
@@ -118,7 +119,10 @@ def _answer_and_exit(
     listener: socket.socket, service: Service, key: str | None, line: socket.socket
 ) -> NoReturn:
     try:
-        for number in SIGNALS:  # a terminal and a supervisor send them to both; the end of the line is ours
+        for number in (
+            *SIGNALS,
+            signal.SIGHUP,
+        ):  # a terminal and a supervisor send them to both; the end of the line is ours
             signal.signal(number, signal.SIG_IGN)
         asyncio.run(_answer(listener, service, key, line))
     except Exception:

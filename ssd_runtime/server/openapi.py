@@ -14,6 +14,7 @@ from pydantic.json_schema import models_json_schema
 
 from ssd_runtime import __version__
 from ssd_runtime.server import schemas
+from ssd_runtime.server.admin import RELOAD_PATH, Reloaded
 from ssd_runtime.server.request_schemas import REFERENCE, request_schemas
 
 Schema = dict[str, Any]
@@ -32,10 +33,12 @@ ANSWERS: tuple[type[BaseModel], ...] = (
     schemas.Health,
     schemas.Ready,
     schemas.Version,
+    Reloaded,
 )
 ERRORS: Mapping[int, str] = {
-    400: "The body or a field is wrong, or prompt and answer do not fit the context.",
+    400: "The body or a field is wrong, prompt and answer do not fit the context, or the file is wrong.",
     401: "The API key is missing or wrong.",
+    403: "The daemon has no API key, without which nobody may change it.",
     404: "Another model than the served one.",
     408: "The body did not come in time.",
     413: "The body is too large.",
@@ -76,6 +79,7 @@ def _paths() -> Schema:
         "/detokenize": _posting("The text that ids spell.", "DetokenizeBody", "Detokenized"),
         "/v1/models": _getting("The list of the served model.", "Models"),
         "/v1/models/{model}": _getting("The served model.", "Model", (401, 404)) | {"parameters": [_MODEL]},
+        RELOAD_PATH: _reloading(),
         "/version": _getting("The runtime's version.", "Version"),
         "/openapi.json": _getting("This document.", None),
         "/health": _state("Whether the process works.", "Health"),
@@ -125,6 +129,11 @@ def _posting(summary: str, body: str, answer: str, errors: Sequence[int] = _POST
     operation = _operation(summary, answer, errors)
     operation["requestBody"] = {"required": True, "content": _json(body)}
     return {"post": operation}
+
+
+def _reloading() -> Schema:
+    operation = _operation("Read the configuration again.", "Reloaded", (400, 401, 403, 500, 503))
+    return {"post": operation | {"security": [{"key": []}]}}
 
 
 def _getting(summary: str, answer: str | None, errors: Sequence[int] = (401,)) -> Schema:

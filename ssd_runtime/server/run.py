@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import structlog
 
+from ssd_runtime.server.admin import reloading_on_hangup
 from ssd_runtime.server.auth import configured_key
 from ssd_runtime.server.door import SIGNALS, Door, Server, listen
 from ssd_runtime.server.observing import observing
@@ -44,7 +45,7 @@ async def serve(service: Service, make: MakeEngine, door: Door) -> int:
     server = Server(service, configured_key(service.settings.server))
     serving: asyncio.Task[None] | None = None
     service.tell = door.tell
-    with _signals(service) as asked:
+    with reloading_on_hangup(service), _signals(service) as asked:
         try:
             async with make(service) as engine:
                 await service.use(engine)

@@ -17,6 +17,7 @@ from ssd_runtime.errors import EngineClosedError, QueueFullError, RequestError
 from ssd_runtime.faces import AnsweringEngine
 from ssd_runtime.server.accounts import Account
 from ssd_runtime.server.lifetime import Reason, ending_early
+from ssd_runtime.settings.difference import Difference
 from ssd_runtime.settings.request import default_params
 from ssd_runtime.settings.schema import Settings
 from ssd_runtime.snapshots import EngineSnapshot
@@ -43,6 +44,7 @@ class ServedEngine(AnsweringEngine, Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
     def snapshot(self) -> EngineSnapshot: ...
+    async def reload(self) -> Difference: ...
 
 
 DEGRADED, FAILED = "degraded", "failed"
@@ -128,6 +130,14 @@ class Service:
         self._stop = asyncio.get_running_loop().create_future()
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY
+
+    async def reload(self) -> Difference:
+        """Let the engine follow its configuration; raises as `Engine.reload`, and where nothing is served."""
+        self.check_admits()
+        assert self._engine is not None
+        found = await self._engine.reload()
+        self.settings = self._engine.settings
+        return found
 
     def check_admits(self) -> None:
         """Raise `EngineClosedError` when no request can be taken."""

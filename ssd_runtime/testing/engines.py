@@ -29,13 +29,14 @@ def toy_engine(
     models: dict[str, LoadedModel] | None = None,
     scale: float = 0.3,
     trace: Path | RecordSink | None = None,
+    config: Path | None = None,
 ) -> Engine:
     """An engine on the toy model `seed`; `overrides` are settings, as `key=value`.
 
     Its draft is `draft` (called `scripted`), or what `engine.draft_model` says: `toy/5` is the toy
     model of seed 5. `proposer` can be named as `scripted-proposer`. `models` puts models of one's
-    own under their names. The environment is not looked at. Each lane has one core, since
-    products this small are only slowed down by more threads.
+    own under their names. config: a file with settings, less weighty than `overrides`. The environment
+    is not looked at. Each lane has one core, since products this small are only slowed down by more threads.
     """
     cores = sorted(available_cores())
     given = ["engine.model=toy/target", "engine.fallback=[]", "engine.draft_quantization=none"]
@@ -48,7 +49,7 @@ def toy_engine(
             known[name] = toy_decoder(int(name.removeprefix("toy/")), VOCAB, scale=scale, quantizer=quantizer)
         return known[name]
 
-    loaded = load_settings(None, [*given, *overrides], environ={})
+    loaded = load_settings(config, [*given, *overrides], environ={})
     return Engine(loaded, load_model=load, plugins=[ScriptedPlugin(draft, proposer), *plugins], trace=trace)
 
 

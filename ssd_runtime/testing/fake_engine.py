@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from ssd_runtime.errors import EngineClosedError
 from ssd_runtime.faces import answer_of
+from ssd_runtime.settings.difference import Difference
 from ssd_runtime.settings.schema import Settings
 from ssd_runtime.snapshots import EngineSnapshot
 from ssd_runtime.types import Answer, FinishReason, Output, Request, SamplingParams, SpeculationStats, Timing
@@ -55,6 +56,7 @@ class FakeEngine:
         self.is_open = False
         self.is_alive = True
         self.parts = {"draft": "ok"}
+        self.difference: Difference | Exception = Difference()
         self._script = script
 
     async def __aenter__(self) -> Self:
@@ -76,6 +78,12 @@ class FakeEngine:
     def snapshot(self) -> EngineSnapshot:
         """As many run as are being answered."""
         return EngineSnapshot(running=self.running, parts=self.parts)
+
+    async def reload(self) -> Difference:
+        """What `difference` says: a `Difference`, or an error that is raised."""
+        if isinstance(self.difference, Exception):
+            raise self.difference
+        return self.difference
 
     async def generate(
         self, request: Request | str, params: SamplingParams | None = None

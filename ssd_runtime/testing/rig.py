@@ -17,6 +17,7 @@ from ssd_runtime.device.transfer import HOST
 from ssd_runtime.engine.core import EngineCore
 from ssd_runtime.engine.live import LiveRequest
 from ssd_runtime.engine.prepare import Limits, Prepared, prepare
+from ssd_runtime.engine.reload import Replaceable
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.target import TargetWorker
 from ssd_runtime.engine.target_lane import TargetLane
@@ -153,6 +154,7 @@ class Rig:
         self._draft_worker = draft
         self.draft = self._lane("draft", draft)
         self.speculator = self._speculator(has_draft=draft is not None)
+        self._in_use = Replaceable(self.speculator, lambda sequence: None)
         self.core = self._core()
 
     def submit(self, request: Request) -> TokenSequence:
@@ -170,6 +172,13 @@ class Rig:
     def prepare(self, request: Request) -> Prepared:
         """Check a request as `submit` does, and do nothing with it."""
         return prepare(request, self._model.tokenizer, self.limits)
+
+    def replace(self, draft: Worker | None) -> None:
+        """Between two rounds: another draft, on a lane of its own; the old one's lane is closed."""
+        self.draft.close()
+        self._draft_worker, self.draft = draft, self._lane("draft", draft)
+        self.speculator = self._speculator(has_draft=draft is not None)
+        self._in_use.use(self.speculator, lambda sequence: None)
 
     async def run(self, most: int = 2000) -> None:
         """Rounds until nothing is left to do; the books of the blocks are checked after each."""
@@ -230,11 +239,11 @@ class Rig:
                 max_batch_size=self.settings.max_batch_size,
                 max_batch_tokens=self.settings.max_batch_tokens,
                 order=self.settings.order,
-                on_preempt=self.speculator.forget,
+                on_preempt=self._in_use.forget,
                 preemption=self._preemption(),
                 enable_prefix_caching=self.settings.enable_prefix_caching,
             ),
-            speculator=self.speculator,
+            speculator=self._in_use,
             clock=self.clock,
             max_queue=self.settings.max_queue,
             on_round=self.records.append,

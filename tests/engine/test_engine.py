@@ -244,7 +244,7 @@ async def test_a_draft_that_computes_nothing_of_use_proposes_nothing(policy: str
 @pytest.mark.parametrize("policy", ["speculative", "ssd"])
 async def test_a_draft_that_hangs_is_left_alone(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The text comes while the draft still hangs; the engine ends without waiting for it."""
-    monkeypatch.setattr("ssd_runtime.build.PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("ssd_runtime.speculations.PATIENCE_SECONDS", 0.01)
     whole, release = await text(), threading.Event()
 
     def hang(number: int) -> None:

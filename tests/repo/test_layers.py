@@ -22,7 +22,19 @@ LAYERS = [
     {"app", "bench", "server"},
     {"cli", "testing"},
 ]
-COMPOSITION_ROOT = {"app", "build", "capacity", "drafts", "inventory", "llm", "parts", "roles", "sources"}
+COMPOSITION_ROOT = {
+    "app",
+    "build",
+    "capacity",
+    "drafts",
+    "inventory",
+    "llm",
+    "parts",
+    "reload",
+    "roles",
+    "sources",
+    "speculations",
+}
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 
