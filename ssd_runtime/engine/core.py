@@ -218,5 +218,6 @@ class EngineCore:
         await self.target.restart(self._closing)
 
     def _apply_cancellations(self) -> None:
-        cancelled, self._cancelled = self._cancelled, set()
-        self._requests.cancel(cancelled)
+        if self._cancelled:
+            cancelled, self._cancelled = self._cancelled, set()
+            self._requests.cancel(cancelled)

@@ -23,8 +23,13 @@ def verify_command(rows: Sequence[BatchRow], proposals: Sequence[Proposal], toge
 
 def split(command: VerifyCommand) -> tuple[int, int]:
     """Tokens of rows that decode, and of prompts."""
-    decoding = sum(row.num_tokens for row in command.rows if row.samples and len(row.token_ids) == 1)
-    return decoding, command.num_tokens - decoding
+    decoding = reading = 0
+    for row in command.rows:
+        if row.samples and len(row.token_ids) == 1:
+            decoding += row.num_tokens
+        else:
+            reading += row.num_tokens
+    return decoding, reading
 
 
 def checked_results(results: Any, command: VerifyCommand) -> list[RowResult]:
@@ -32,7 +37,7 @@ def checked_results(results: Any, command: VerifyCommand) -> list[RowResult]:
 
     A row that should have a token and has none would run for ever.
     """
-    if not isinstance(results, Sequence) or len(results) != command.num_rows:
+    if not isinstance(results, list | tuple) or len(results) != command.num_rows:
         raise ComputeError(f"got {results!r}, expected a result for each of {command.num_rows} rows")
     for row, result in zip(command.rows, results, strict=True):
         if not _is_possible(row, result):

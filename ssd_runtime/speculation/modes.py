@@ -43,7 +43,8 @@ class Modes:
 
     def note_rows(self, rows: Iterable[Sequence]) -> None:
         """A round of these rows has ended."""
-        self.rounds.update(self.of(row) for row in rows)
+        for row in rows:
+            self.rounds[self.of(row)] += 1
 
     def note_round(self, tokens: int, seconds: float) -> None:
         """A decoding round emitted so many tokens in so many seconds."""

@@ -92,6 +92,8 @@ class Speculator:
         self._round_started = self._clock()
         proposals = [self._look_up(row) for row in rows]
         wanting = [i for i, row in enumerate(rows) if row.max_drafts > 0]
+        if not wanting:
+            return proposals
         predicted = [i for i in wanting if rows[i].sequence.prediction is not None]
         await self._fill(rows, proposals, predicted, (PredictionSource(),))
         for mode, sources in self._sources.items():

@@ -97,6 +97,17 @@ async def test_without_a_build_text_is_sent_while_the_target_is_at_its_next_pass
     assert [piece.token_ids for piece in heard(rig)] == [(9,), (10,)]
 
 
+async def test_between_two_rounds_nobody_works_out_text() -> None:
+    """Also not when the engine looks whether anybody has left, which nobody has."""
+    rig = Rig(MODEL, automatic=False, mode=Mode.AUTOREGRESSIVE)
+    rig.submit(request(max_tokens=2))
+    round_ = await begin(rig)
+    rig.target.complete([Verdict(0, 9)])
+    await round_
+    rig.core._apply_cancellations()
+    assert rig.pieces["a"] == []
+
+
 async def test_a_cancelled_request_hears_first_of_the_tokens_before() -> None:
     """Also when their text had not been worked out yet."""
     rig = Rig(MODEL, automatic=False, mode=Mode.AUTOREGRESSIVE)
