@@ -8,7 +8,7 @@ KERNEL_TESTS := tests/kernels tests/models/test_rows_are_their_own.py tests/mode
 CLIENTS := .venv-clients
 PROMPT ?= Why is the sky blue? Answer in one sentence.
 
-.PHONY: run test test-all test-long mutants client-test node-client-test load-test asan ubsan tsan neon lint format docs ci clean
+.PHONY: run test test-all test-long mutants client-test node-client-test load-test wheel-test asan ubsan tsan neon lint format docs ci clean
 
 run: $(READY)  ## answer one prompt with the embedded model
 	echo "$(PROMPT)" | $(BIN)/ssd-run pipe
@@ -38,6 +38,9 @@ node-client-test: $(READY)  ## OpenAI's client for Node against the daemon; need
 load-test: $(READY)  ## 64 streaming clients for two minutes, then some beside clients that read a byte a second
 	$(BIN)/python scripts/load_daemon.py --clients 64 --seconds 120
 	$(BIN)/python scripts/load_daemon.py --clients 8 --slow 8 --seconds 120
+
+wheel-test: $(READY)  ## the wheel, built once, installed as an ordinary user, serves from / without network
+	$(BIN)/python scripts/check_wheel.py --python $(PYTHON)
 
 # Each compiles the native library into a folder of its own and runs its tests there; needs GCC.
 asan: sanitizer = address

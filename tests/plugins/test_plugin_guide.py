@@ -53,6 +53,27 @@ def test_installed_package_is_found_and_proposes(environment: dict[str, str]) ->
     assert (done.returncode, done.stdout) == (0, "[6, 7]\n"), done.stderr
 
 
+def test_the_guides_configuration_starts_with_the_package(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Where it is installed `check` has nothing against it; elsewhere it names what is missing."""
+    configuration = re.search(r"```yaml\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    assert configuration is not None
+    (tmp_path / "engine.yaml").write_text(configuration[1], encoding="utf-8")
+    program = "from ssd_runtime.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "check", "--config", "engine.yaml"]
+    installed, missing = (
+        subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+        for env in (environment, os.environ)
+    )
+    assert installed.returncode == 0, installed.stderr
+    assert "again" in dict(line.split(maxsplit=1) for line in installed.stdout.splitlines())["plugins"]
+    assert (missing.returncode, missing.stderr.partition(";")[0]) == (
+        2,
+        "ssd-run: engine.yaml:2 engine.fallback: 'again' is not available",
+    )
+
+
 def test_guides_own_tests_pass(environment: dict[str, str]) -> None:
     """The test file of the guide runs as it stands."""
     file = environment["TEST_FILE"]
