@@ -72,11 +72,15 @@ def _exchange(
         done.result()
     except BaseException:
         if speculation is not None:
-            speculation.close()
+            _end(speculation)
         raise
     if speculation is not None:
-        before.close()
-        before.join()
+        _end(before)
+
+
+def _end(speculation: Speculation) -> None:
+    speculation.close()
+    speculation.join()
 
 
 def _places(started: Places, wanted: Places) -> Iterator[Change]:
