@@ -29,7 +29,7 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from scripts.memory_slope import LEAST_SAMPLES, Sample, sample, slope
+from scripts.memory_slope import LEAST_SAMPLES, Sample, sample, slope, touch_all
 from scripts.mixed_requests import Planned, plan
 from scripts.shared_models import TARGET_FORM, SharedModels
 from ssd_runtime import __version__
@@ -201,6 +201,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     )
     sys.stderr.write(f"{wanted} tokens of KV wanted, {cache} there\n")
     async with Engine(load_settings(None, settings, {}), load_model=load) as engine:
+        touch_all()
         soak = await soaked(engine, planned, options.every)
         now = await settled(engine)
     count = len(soak.digests) if options.all else min(options.check, len(soak.digests))
