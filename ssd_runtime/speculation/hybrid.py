@@ -103,11 +103,11 @@ class HybridController:
         self,
         candidates: Callable[[], Sequence[RowMode]],
         budget: LookingBudget,
-        costly: Collection[RowMode] = (),
+        costly: Callable[[], Collection[RowMode]] = tuple,
     ) -> None:
         """`candidates`: asked before each look; the first one is held until something was measured.
 
-        costly: the modes whose first look must be within the budget too. Any other is looked at at once.
+        costly: says whose first look must be within the budget too. Any other mode is looked at at once.
         """
         self._candidates = candidates
         self._budget = budget
@@ -154,8 +154,9 @@ class HybridController:
 
     def _begin_look(self) -> None:
         """At what was never looked at; else at the mode that has waited longest for what it costs."""
+        costly = self._costly()
         for mode in self._untried():
-            if mode not in self._costly:
+            if mode not in costly:
                 return self._go(mode)
         others = {mode: self._cost(mode) for mode in self._others()}
         if others:

@@ -133,16 +133,23 @@ class HybridByLoad:
 
     def _controller(self, level: int) -> HybridController:
         if level not in self._controllers:
-            costly = DRAFTING if level else ()
-            candidates = partial(self._candidates, level)
-            self._controllers[level] = HybridController(candidates, self._budget, costly)
+            self._controllers[level] = HybridController(
+                partial(self._candidates, level), self._budget, partial(self._costly, level)
+            )
         return self._controllers[level]
 
     def _candidates(self, level: int) -> Sequence[RowMode]:
-        smaller = [one.fastest for at, one in self._controllers.items() if at < level]
-        drafting = () if any(mode in IN_A_CROWD for mode in smaller) else DRAFTING
         crowd = IN_A_CROWD if 2**level > self._threshold else IN_A_CROWD[::-1]
-        return (*crowd, *drafting)
+        return crowd if self._fastest_below(level) in IN_A_CROWD else (*crowd, *DRAFTING)
+
+    def _costly(self, level: int) -> Sequence[RowMode]:
+        """A draft for many rows at once may take long; for one, or where it paid for fewer, it is tried."""
+        return DRAFTING if level and self._fastest_below(level) is None else ()
+
+    def _fastest_below(self, level: int) -> RowMode | None:
+        """What was measured to be the fastest in the next smaller batch of which that is known."""
+        known = {at: one.fastest for at, one in self._controllers.items() if at < level and one.fastest}
+        return known[max(known)] if known else None
 
 
 def make_controller(policy: Mode, *, threshold: int, max_batch_size: int) -> ModeController:

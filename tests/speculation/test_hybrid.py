@@ -24,7 +24,7 @@ SHORT_LOOK = WARM_UP_ROUNDS + 2
 
 def controller_of(*modes: RowMode, costly: Sequence[RowMode] = ()) -> HybridController:
     """One with a budget of its own."""
-    return HybridController(lambda: modes, LookingBudget(), costly)
+    return HybridController(lambda: modes, LookingBudget(), lambda: costly)
 
 
 def run(controller: HybridController, speeds: dict[RowMode, float], rounds: int) -> list[RowMode]:

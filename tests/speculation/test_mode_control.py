@@ -112,6 +112,18 @@ def test_hybrid_does_not_try_drafting_in_a_larger_batch_than_one_in_which_it_los
     assert set(run(controller, {AR: 40.0, LOW: 30.0, SD: 1.0, SSD: 1.0}, 40)) == {AR, LOW}
 
 
+def test_hybrid_tries_drafting_at_once_where_it_paid_in_a_smaller_batch() -> None:
+    """Where nothing is known of it, a look waits until its cost is within the budget."""
+    speeds = {AR: 10.0, LOW: 11.0, SD: 20.0, SSD: 30.0}
+    known, unknown = (HybridByLoad(threshold=8, max_batch_size=16) for _ in range(2))
+    known.note_load(1)
+    run(known, speeds, 8 * LOOK)
+    for controller in (known, unknown):
+        controller.note_load(4)
+    assert SSD in run(known, speeds, 8 * LOOK)
+    assert not {SD, SSD} & set(run(unknown, speeds, 2 * LOOK))
+
+
 def test_a_queue_makes_the_batch_no_larger() -> None:
     """What waits costs nothing: the modes of a full batch are measured once."""
     controller = HybridByLoad(threshold=8, max_batch_size=4)
