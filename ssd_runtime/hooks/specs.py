@@ -1,11 +1,12 @@
 """Every hook, with its whole contract.
 
 Common to all: a hook runs once, at start-up, on the thread that starts the engine and before any
-model is loaded. It may block, but should not: importing heavy libraries belongs into the factories,
-which run when a part is needed. The result is ignored. What it raises stops the start with an error
-that names the plugin, and nothing of that plugin stays registered. Built-ins come first, then
-installed entry points by name, then `plugins:` of the configuration in the order given; a name that
-is taken is an error, so no plugin can replace a part unnoticed.
+model is loaded; and once at each reload, with a registry of its own. It may block, but should not:
+importing heavy libraries belongs into the factories, which run when a part is needed. The result is
+ignored. What it raises stops the start with an error that names the plugin, and nothing of that
+plugin stays registered. Built-ins come first, then installed entry points by name, then `plugins:`
+of the configuration in the order given; a name that is taken is an error, so no plugin can replace
+a part unnoticed.
 """
 
 from __future__ import annotations

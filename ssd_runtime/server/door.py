@@ -34,7 +34,6 @@ LAST_REQUESTS_SECONDS = 1.0
 ONE_REQUEST = (("connection", "close"),)
 """Each connection gets one answer, so that none is broken off when the daemon takes over."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-NOT_FOR_THE_CHILD = (*SIGNALS, signal.SIGHUP)
 
 
 class Door:

@@ -27,7 +27,11 @@ MakeEngine = Callable[[Service], ServedEngine]
 
 
 def open_door(service: Service) -> Door:
-    """The daemon's socket, on which somebody answers from now on; raises `ConfigError`."""
+    """The daemon's socket, on which somebody answers from now on; raises `ConfigError`.
+
+    From now on SIGHUP, which means a reload later, ends neither the daemon nor who answers for it.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     settings = service.settings.server
     key = configured_key(settings)
     listener = listen(settings)

@@ -175,7 +175,8 @@ class Rig:
 
     def replace(self, draft: Worker | None) -> None:
         """Between two rounds: another draft, on a lane of its own; the old one's lane is closed."""
-        self.draft.close()
+        if self.draft_lane is not None:
+            self.draft_lane.close()
         self._draft_worker, self.draft = draft, self._lane("draft", draft)
         self.speculator = self._speculator(has_draft=draft is not None)
         self._in_use.use(self.speculator, lambda sequence: None)
@@ -264,9 +265,10 @@ class Rig:
     def _speculator(self, *, has_draft: bool) -> Speculator:
         chosen, memories = self.settings, Memories()
         start = chosen.start_draft or ((lambda: self.draft) if has_draft else None)
-        lane = None
+        lane = self.draft_lane = None
         if start is not None:
             lane = DraftLane(start, name="scripted", patience=lambda: chosen.patience, clock=self.clock)
+            self.draft_lane = lane
         drafting = DraftSource(lane, self.limits.context) if lane else None
         named: dict[str, Source | None] = {"draft": drafting, "shadow": ShadowSource(memories.recall)}
         sources = [named[source] if isinstance(source, str) else source for source in chosen.fallback]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import lru_cache, partial
 from random import Random
@@ -261,6 +262,18 @@ class Machine(RuleBasedStateMachine):
             self.draft_lane.is_alive = times > 1
             self.hanging.append(self.draft_lane)
 
+    @rule(kind=st.sampled_from(("scripted", "self", "other")))
+    def draft_is_replaced(self, kind: str) -> None:
+        """Another one serves from the next round on, whatever the old one is at."""
+
+        def replace_draft() -> None:
+            self.kind = kind
+            self.rig.replace(None)
+            SEEN["draft replaced"] += 1
+
+        self.go(self.do(lambda: self.rig.core.between_rounds(replace_draft, Future())))
+        self.go(self.settled())
+
     @precondition(lambda self: self.troubles)
     @rule(seconds=st.sampled_from((0.0, 1.0, 40.0, 70.0)), returns=st.booleans())
     def time_passes(self, seconds: float, returns: bool) -> None:
@@ -429,6 +442,7 @@ EVERYTHING = {
     "rejected",
     "target restarted",
     "draft restarted",
+    "draft replaced",
 }
 
 
