@@ -107,7 +107,7 @@ def commands(code: str) -> list[str]:
 def executed(example: Example, folder: Path) -> tuple[int, str]:
     """Exit status and everything printed, in a folder with the document's files; the port is a free one."""
     port = str(free_port())
-    put_files(example, folder)
+    put_files(example, folder, port)
     code = example.code.replace(PORT, port)
     notebook = [sys.executable, "-c", NOTEBOOK, code]
     process = subprocess.Popen(
@@ -133,10 +133,10 @@ def executed(example: Example, folder: Path) -> tuple[int, str]:
     return process.returncode, printed.replace(port, PORT)
 
 
-def put_files(example: Example, folder: Path) -> None:
-    """The files that the document shows by name."""
+def put_files(example: Example, folder: Path, port: str = PORT) -> None:
+    """The files that the document shows by name, with `port` in them."""
     for name, text in FILE.findall((DOCS / example.document).read_text(encoding="utf-8")):
-        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).write_text(text.replace(PORT, port), encoding="utf-8")
 
 
 INTERPRETERS = {"sh": ["sh", "-e", "-c"], "python": [sys.executable, "-W", "error", "-c"]}
