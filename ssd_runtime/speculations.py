@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+import structlog
+
 from ssd_runtime.clock import Clock
 from ssd_runtime.device.lane import CommandRecord
 from ssd_runtime.drafts import Draft, make_draft
@@ -24,6 +26,8 @@ from ssd_runtime.speculation.mode_control import make_controller
 from ssd_runtime.speculation.modes import Modes
 from ssd_runtime.speculation.speculator import Speculator
 from ssd_runtime.types import Mode
+
+log = structlog.get_logger(__name__)
 
 if TYPE_CHECKING:
     from ssd_runtime.device.transfer import Transfer
@@ -108,6 +112,10 @@ class SpeculationMaker:
         `ConfigError`, `ModelError`, and what a plugin's factory raises; then nothing runs.
         """
         draft, self._known = self._draft(settings, registries)
+        if draft is None and settings.scheduler.policy in (Mode.SPECULATIVE, Mode.SSD):
+            log.warning(
+                "without a draft every round is plain decoding", policy=settings.scheduler.policy.value
+            )
         budget = BudgetChooser(settings.engine.branch_budget, settings.engine.speculative_length)
         lane = None if draft is None else self._start(draft, budget)
         sources = Sources(settings.engine, registries, self._target.config.vocab_size)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import Tensor
 
 from ssd_runtime.app import Engine
@@ -494,3 +495,13 @@ async def test_engines_in_one_process_do_not_meet() -> None:
         together = await asyncio.gather(one.complete(asked()), two.complete(asked()))
     assert [answer.token_ids for answer in together] == alone
     assert alone[0] != alone[1]
+
+
+@pytest.mark.parametrize(("policy", "warned"), [("ssd", True), ("speculative", True), ("hybrid", False)])
+async def test_a_mode_that_needs_a_draft_and_has_none_says_so(policy: str, warned: bool) -> None:
+    """It is plain decoding; nobody shall measure it as something else."""
+    with capture_logs() as logs:
+        async with toy_engine("engine.draft_model=none", f"scheduler.policy={policy}"):
+            pass
+    events = [(one["event"], one["log_level"]) for one in logs]
+    assert (("without a draft every round is plain decoding", "warning") in events) is warned
