@@ -74,6 +74,11 @@ def test_rounding_keeps_each_share_within_one() -> None:
         assert abs(share - count) < 1
 
 
+def test_what_is_left_goes_to_the_largest_remainders() -> None:
+    """Shares of 0.2, 0.9 and 1.9, of three."""
+    assert power_law(3, [0.04, 0.81, 3.61], 1.0) == [0, 1, 2]
+
+
 def test_certain_acceptance_puts_everything_on_the_last_position() -> None:
     """Impossible outcomes get no branch."""
     assert power_law(6, outcome_weights([1.0, 1.0]), 1.0) == [0, 0, 6]

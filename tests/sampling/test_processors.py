@@ -144,6 +144,13 @@ def test_a_shorter_settled_text_is_followed_back() -> None:
         assert torch.equal(again, expected[length - 4])
 
 
+def test_a_bad_word_may_begin_where_the_text_does() -> None:
+    """And be longer than any text so far."""
+    bad = Rules(4, bad_words=((*PROMPT, 5), (0, *PROMPT, 6)))
+    ruled = Followers(VOCAB).process(bad, logits_of(1), PROMPT, 4, ())
+    assert ruled.isneginf().nonzero().flatten().tolist() == [5]
+
+
 def test_the_models_own_logits_are_left_alone() -> None:
     """Processing works on a copy: logprobs are taken of the original."""
     logits = logits_of(2)

@@ -135,6 +135,12 @@ def test_acceptance_is_strict(uniform: float, p: float, q: float, accepted: bool
     assert accepts(uniform, p, q) is accepted
 
 
+def test_what_is_hardly_possible_is_as_possible_in_the_residual() -> None:
+    """One in a million of p stays that, also where most of p is gone."""
+    p = odds((2**40, 2**39, 2**20))
+    assert residual(p, certain(0)).probability(2) == pytest.approx(2**-19, rel=1e-4)
+
+
 def test_a_residual_of_nothing_is_p() -> None:
     """Where p = q nothing can be rejected; should rounding say so, the sample is one of p."""
     p = odds((1, 2, 1, 0))

@@ -38,6 +38,12 @@ def test_a_bonus_that_is_always_the_first_candidate_needs_one_path() -> None:
     assert chooser(0.05, dear, [0] * 50).choose(1) == 1
 
 
+def test_a_draft_that_is_too_slow_for_a_single_pass_prepares_as_little_as_possible() -> None:
+    """Nothing is ready in time, whatever it covers."""
+    slow = {paths: 0.03 + 0.0001 * paths for paths in range(1, 9)}
+    assert chooser(0.01, slow, [0, 1, 2, 3, 4, 5, 6, 7]).choose(1) == 1
+
+
 def test_fewer_paths_than_were_tried_are_expected_to_be_cheaper() -> None:
     """A large budget is left again, although nobody has measured a small one."""
     assert chooser(0.025, {8: 0.012}, [0] * 50).choose(1) == 1

@@ -80,6 +80,17 @@ def test_settled_tokens_are_a_ring() -> None:
     assert cache.length == 4
 
 
+def test_what_was_drafted_long_ago_is_forgotten() -> None:
+    """However many rounds there are, the shadow keeps no more than its capacity and the latest round."""
+    cache, size = SSDCache(8), 0
+    for token in range(100):
+        cache.update([token])
+        assert cache.num_nodes <= 8
+        cache.draft([1000 + token], [1.0])
+        size = max(size, cache.num_nodes)
+    assert 8 < size <= 16
+
+
 def test_default_pruning_keeps_losing_branches() -> None:
     """Two hundredths of the best branch is the limit: 0.05 beside 0.9 stays, 0.01 goes."""
     cache = SSDCache(100)

@@ -49,6 +49,24 @@ async def test_a_result_is_handed_on() -> None:
     assert draft.status == "ok"
 
 
+async def test_the_end_waits_for_a_thread_that_serves_and_for_no_other() -> None:
+    """One that hangs would keep the process for as long as it likes."""
+    waited: list[float | None] = []
+
+    class Waited(ScriptedLane):
+        def join(self, timeout: float | None = None) -> bool:
+            """Notes how long it may take."""
+            waited.append(timeout)
+            return True
+
+    draft = lane(Waited(), 0.0)
+    assert draft.join(5.0)
+    await draft.run(command())
+    assert draft.status == "stuck"
+    draft.join(5.0)
+    assert waited == [5.0, 0.0]
+
+
 async def test_after_some_failures_in_a_row_the_draft_is_not_asked_again() -> None:
     """Each is logged; the last one says so."""
     scripted = ScriptedLane()

@@ -11,6 +11,7 @@ from ssd_runtime.speculation.mode_control import (
     ModeController,
     make_controller,
 )
+from ssd_runtime.speculation.modes import Modes
 from ssd_runtime.types import Mode, RowMode
 
 AR, SD, SSD, LOW = RowMode.AUTOREGRESSIVE, RowMode.SPECULATIVE, RowMode.SSD, RowMode.LOW_LATENCY
@@ -57,6 +58,11 @@ def test_it_ends_when_the_load_has_been_lower_for_a_while() -> None:
     calm = [8] * (STEADY_ROUNDS - 1)
     assert set(modes(controller, [9, *calm[:3], 9, *calm[:3]])) == {LOW}
     assert modes(controller, [*calm, 8])[-1] is SSD
+
+
+def test_a_while_is_so_many_rounds_and_none_less() -> None:
+    """It counts from the last round of the crowd."""
+    assert modes(LowLatencyAbove(SSD, 8), [9, 9, *[8] * STEADY_ROUNDS])[-2:] == [LOW, SSD]
 
 
 def test_an_idle_engine_is_in_no_crowd() -> None:
@@ -122,6 +128,21 @@ def test_hybrid_tries_drafting_at_once_where_it_paid_in_a_smaller_batch() -> Non
         controller.note_load(4)
     assert SSD in run(known, speeds, 8 * LOOK)
     assert not {SD, SSD} & set(run(unknown, speeds, 2 * LOOK))
+
+
+def test_hybrid_begins_with_lookups_above_the_threshold_only() -> None:
+    """Before anything was measured; at the threshold itself it decodes plainly."""
+    controller = HybridByLoad(threshold=4, max_batch_size=16)
+    controller.note_load(4)
+    assert controller.mode is AR
+    controller.note_load(5)
+    assert controller.mode is LOW
+
+
+def test_without_a_draft_every_row_is_plain() -> None:
+    """Whatever the controller would have."""
+    assert Modes(FixedMode(SSD), has_draft=False).current is AR
+    assert Modes(FixedMode(SSD), has_draft=True).current is SSD
 
 
 def test_a_queue_makes_the_batch_no_larger() -> None:

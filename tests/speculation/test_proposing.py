@@ -41,8 +41,9 @@ def build(row: DraftRow, looks: int = 99) -> dict[tuple[int, int], tuple[int, ..
 def test_it_drafts_what_it_proposes() -> None:
     """As long as there is room for the bonus."""
     worker = ProposerWorker(Counting(), 200)
-    command = DraftCommand((row(), row(max_len=6), row(max_len=4)), CountedStop(9))
-    assert worker.execute(command) == [Proposal((4, 5, 6, 7)), Proposal((4, 5)), NOTHING]
+    command = DraftCommand((row(), row(max_len=6), row(max_len=5), row(max_len=4)), CountedStop(9))
+    expected = [Proposal((4, 5, 6, 7)), Proposal((4, 5)), Proposal((4,)), NOTHING]
+    assert worker.execute(command) == expected
     assert worker.execute(ForgetCommand((1,))) is None
 
 

@@ -27,6 +27,14 @@ def test_draft_is_read_back_after_its_context() -> None:
     assert tree.continuation([1, 2, 3], 2) == [4, 5]
 
 
+def test_only_the_end_of_a_context_takes_room() -> None:
+    """What lies further back can never be asked for."""
+    long, short = ShadowTree(100), ShadowTree(100)
+    long.insert([9, 8, 7, 1, 2, 3], [4], [0.9])
+    short.insert([1, 2, 3], [4], [0.9])
+    assert long.num_nodes == short.num_nodes
+
+
 def test_unknown_end_has_no_continuation() -> None:
     """Neither an unknown token nor an empty text nor a settled context alone is continued."""
     tree = ShadowTree(100)

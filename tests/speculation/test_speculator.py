@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from ssd_runtime.engine.scheduler import BatchRow
-from ssd_runtime.messages import Draw, Verdict
+from ssd_runtime.messages import Draw, RowFailure, Verdict
 from ssd_runtime.sequence import Sequence as TokenSequence
 from ssd_runtime.speculation.budget import BudgetChooser
 from ssd_runtime.speculation.commands import Branch, BuildCommand, BuildResult, DraftRow, ForgetCommand
@@ -223,6 +223,42 @@ async def test_a_draft_out_of_service_leaves_the_target_all_cores() -> None:
     assert not play.speculator.will_branch(play.rows(sequence()))
     await play.round([sequence()], [Verdict(0, 9)], prepared())
     assert play.lane.commands == []
+
+
+def test_one_row_for_which_something_is_prepared_is_enough_to_share_the_cores() -> None:
+    """Whatever the others want."""
+    play = Play()
+    assert play.speculator.will_branch(play.rows(sequence(SpeculationParams(enabled=False)), sequence()))
+
+
+async def test_only_rounds_that_decode_and_emit_say_how_fast_a_mode_is() -> None:
+    """One that reads a prompt beside takes longer for another reason, and one that fails emits nothing."""
+
+    class Listening(FixedMode):
+        def note_round(self, tokens: int, seconds: float) -> None:
+            """Notes the tokens."""
+            noted.append(tokens)
+
+    play, noted = Play(), list[int]()
+    play.speculator.modes = Modes(Listening(RowMode.AUTOREGRESSIVE), has_draft=True)
+    reading = TokenSequence(Request("r"), 9, list(range(9)), Draw(0, 0.0), 50)
+    both = [BatchRow(sequence(), 1, 4), BatchRow(reading, 4, 0)]
+    build = play.speculator.branch(both, await play.speculator.take(both))
+    await play.speculator.stage(build, [Verdict(0, 9), None])
+    await play.round([sequence()], [Verdict(0, 9)], prepared())
+    alone = play.rows(sequence())
+    build = play.speculator.branch(alone, await play.speculator.take(alone))
+    await play.speculator.stage(build, [RowFailure("its numbers are none")])
+    assert noted == [1]
+
+
+async def test_every_row_of_a_round_counts_for_its_mode() -> None:
+    """Of those that sample."""
+    play = Play()
+    plain = sequence(SpeculationParams(enabled=False))
+    await play.round([sequence(), plain, sequence()], [Verdict(0, 9)] * 3, BuildResult(((), ())))
+    assert play.speculator.rounds_by_mode[RowMode.SSD] == 2
+    assert play.speculator.rounds_by_mode[RowMode.AUTOREGRESSIVE] == 1
 
 
 async def test_a_prompt_in_chunks_is_read_by_the_draft_but_nothing_is_prepared() -> None:
