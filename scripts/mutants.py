@@ -10,7 +10,7 @@ changed lines one after another is run until one fails. What no test fails for i
 from __future__ import annotations
 
 import argparse
-import json
+import gc
 import math
 import mmap
 import os
@@ -18,42 +18,26 @@ import random
 import resource
 import signal
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
-from _pytest.runner import runtestprotocol
 
+from scripts.covered import Measured, digest, in_processes, measured, passes, silence
 from scripts.exchange import Loaded, loaded, mutate
 from scripts.mutations import Mutation, mutations
 
 PYTEST = ("-q", "-pno:randomly", "-pno:cacheprovider", "--capture=no", "--timeout=0")
 QUICK = ("-m", "not slow and not long")
-TURN = 0.02
+TURN = 0.04
 """Seconds; how often a child is looked at."""
-IDLE_TURNS = 400
-BUSY_SECONDS, BUSY_FACTOR = 10.0, 10.0
+IDLE_TURNS = 200
+BUSY_SECONDS, BUSY_FACTOR = 3.0, 5.0
 """A child hangs that did nothing for so many turns, or worked too long in one test."""
 MEMORY = 4 << 30
 KILLED, HUNG, SURVIVED, UNREACHED = "killed", "hung", "survived", "not reached"
-
-
-Lines = set[tuple[str, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A test, the lines that it runs of the files in question, and how long it takes in seconds."""
-
-    item: pytest.Item
-    seconds: float
-    lines: Lines
 
 
 class Mutants:
@@ -63,20 +47,22 @@ class Mutants:
         self,
         chosen: Sequence[Mutation],
         files: Sequence[Path],
-        measured: Path,
+        kept: Path,
+        log: Path,
         budget: float,
-        report: Callable[[Mutation, str, str], None],
+        jobs: int = 1,
     ) -> None:
-        """files: all that may be mutated. measured: where it is kept which of their lines each test runs.
-        budget: most seconds of tests for one mutation. report: hears what became of each, and by whom.
+        """files: all that may be mutated. kept: where it is kept which of their lines each test runs.
+        log: gets a row for each mutation: what became of it, its name, the test that noticed it.
+        budget: most seconds of tests for one mutation. jobs: how many are tried at a time.
         """
-        self._measured = measured
+        self._log = log
+        self._jobs = jobs
+        self._kept = kept
         self._chosen = chosen
         self._files = {str(path.resolve()) for path in files}
         self._budget = budget
-        self._report = report
         self._kills: Counter[str] = Counter()
-        self._place = mmap.mmap(-1, 8)
 
     def pytest_configure(self) -> None:
         """The same examples each time, and none made smaller."""
@@ -90,45 +76,20 @@ class Mutants:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """See pytest."""
         there = loaded()
-        tests = self._measure(session.items)
+        tests = measured(session.items, self._files, self._kept, self._jobs)
         total = sum(test.seconds for test in tests)
         sys.stderr.write(f"{len(tests)} tests of {total:.0f} s, {len(self._chosen)} mutations\n")
-        for mutation in self._chosen:
-            self._report(mutation, *self._try(mutation, tests, there))
+        gc.freeze()  # looking through what is there already would copy it
+
+        def work(share: Sequence[Mutation]) -> None:
+            self._place = mmap.mmap(-1, 8)
+            for mutation in share:
+                fate, test = self._try(mutation, tests, there)
+                with self._log.open("a", encoding="utf-8") as log:
+                    log.write(f"{fate}\t{mutation}\t{test}\n")
+
+        in_processes(self._chosen, self._jobs, work)
         return True
-
-    def _measure(self, items: Sequence[pytest.Item]) -> list[Measured]:
-        """What each test runs; what the file of an earlier run knows is not measured again."""
-        self._measured.parent.mkdir(parents=True, exist_ok=True)
-        self._measured.touch()
-        rows = map(json.loads, self._measured.read_text(encoding="utf-8").splitlines())
-        known = {name: (seconds, set(map(tuple, lines))) for name, seconds, lines in rows}
-        with self._measured.open("a", encoding="utf-8") as file:
-            for item in items:
-                if item.nodeid not in known:
-                    known[item.nodeid] = self._run(item)
-                    seconds, lines = known[item.nodeid]
-                    file.write(json.dumps([item.nodeid, seconds, sorted(lines)]) + "\n")
-                    file.flush()
-        tests = (Measured(item, *known[item.nodeid]) for item in items)
-        return [test for test in tests if test.lines]
-
-    def _run(self, item: pytest.Item) -> tuple[float, Lines]:
-        read, write = os.pipe()
-        if (pid := os.fork()) == 0:
-            _silence()
-            with os.fdopen(write, "w") as pipe:
-                json.dump(traced(item, self._files), pipe)
-            os._exit(0)
-        os.close(write)
-        with os.fdopen(read) as pipe:
-            told = pipe.read()
-        _, status = os.waitpid(pid, 0)
-        passed, seconds, lines = json.loads(told) if told else (False, 0.0, [])
-        if not passed:
-            sys.stderr.write(f"{item.nodeid} fails without a mutation (status {status}) and is left out\n")
-            return 0.0, set()
-        return seconds, set(map(tuple, lines))
 
     def _try(self, mutation: Mutation, tests: Sequence[Measured], there: Loaded) -> tuple[str, str]:
         order = self._order(mutation, tests)
@@ -136,7 +97,7 @@ class Mutants:
             return UNREACHED, ""
         self._place[:] = bytes(8)
         if (pid := os.fork()) == 0:
-            _silence()
+            silence()
             _limit_memory()
             mutate(mutation, there)
             for place, test in enumerate(order):
@@ -155,7 +116,7 @@ class Mutants:
         """The tests that run the changed lines, those first that are quick or often kill."""
         path, (first, last) = str(mutation.path.resolve()), mutation.lines
         changed = {(path, line) for line in range(first, last + 1)}
-        running = [test for test in tests if not mutation.function or not changed.isdisjoint(test.lines)]
+        running = [test for test in tests if not mutation.functions or not changed.isdisjoint(test.lines)]
         running.sort(key=lambda test: test.seconds / (1 + self._kills[test.item.nodeid]))
         left = self._budget
         return [test for test in running if (left := left - test.seconds) > 0]
@@ -188,54 +149,25 @@ def work_of(pid: int) -> tuple[float, bool]:
     return ticks / os.sysconf("SC_CLK_TCK"), all(each[0] == "S" for each in fields)
 
 
-def passes(item: pytest.Item) -> bool:
-    """Whether a test passes; for a forked process."""
-    return not any(report.failed for report in runtestprotocol(item, log=False, nextitem=None))
-
-
-def traced(item: pytest.Item, files: set[str]) -> tuple[bool, float, list[tuple[str, int]]]:
-    """Whether a test passes, its seconds of work, and the lines of `files` that it runs on any thread."""
-    seen: set[tuple[str, int]] = set()
-
-    def note(frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename not in files:
-            return None
-        seen.add((frame.f_code.co_filename, frame.f_lineno))
-        return note
-
-    threading.settrace(note)
-    sys.settrace(note)
-    passed = passes(item)
-    sys.settrace(None)
-    return passed, time.process_time(), sorted(seen)
-
-
-def _silence() -> None:
-    for descriptor in (1, 2):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-
-
 def _limit_memory() -> None:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY,) * 2)
 
 
-def told(log: Path | None) -> dict[str, str]:
-    """What became of each mutation in earlier runs."""
-    if log is None or not log.exists():
+def told(log: Path) -> dict[str, str]:
+    """What became of each mutation, as far as it was tried; what was tried again counts as it went last."""
+    if not log.exists():
         return {}
     rows = [line.split("\t") for line in log.read_text(encoding="utf-8").splitlines()]
     return {name: fate for fate, name, _ in rows}
 
 
-def chosen_mutations(options: argparse.Namespace, files: Sequence[Path]) -> list[Mutation]:
+def chosen_mutations(options: argparse.Namespace, files: Sequence[Path], log: Path) -> list[Mutation]:
     """In random order, so that a run that is cut short is a sample too; without those that were tried."""
     every = [mutation for file in files for mutation in mutations(file)]
-    if options.again is not None:
-        fates = told(options.again)
-        every = [mutation for mutation in every if fates.get(str(mutation)) in (SURVIVED, UNREACHED)]
     chosen = random.Random(options.seed).sample(every, min(len(every), options.sample or len(every)))
-    return [mutation for mutation in chosen if str(mutation) not in told(options.log)]
+    fates, wanted = told(log), (SURVIVED, UNREACHED) if options.again else (None,)
+    return [mutation for mutation in chosen if fates.get(str(mutation)) in wanted]
 
 
 def interval(part: int, whole: int) -> tuple[float, float]:
@@ -256,40 +188,32 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--sample", type=int, help="so many mutations, drawn at random; default: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=float, default=10.0, help="most seconds of tests for a mutation")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="so many at a time")
+    parser.add_argument("--again", action="store_true", help="try those that no test noticed again")
     parser.add_argument(
-        "--measured",
+        "--kept",
         type=Path,
-        default=Path("build/mutants.jsonl"),
-        help="keeps which lines each test runs; remove it when the code or the tests have changed",
+        default=Path("build/mutants"),
+        help="folder for what is known: `measured.jsonl`, which lines each test runs, and for each state of "
+        "the sources a `.log`, what became of each mutation. What is known is not tried again",
     )
-    parser.add_argument(
-        "--log",
-        type=Path,
-        default=Path("build/mutants.log"),
-        help="what becomes of each, appended; what stands there is not tried again",
-    )
-    parser.add_argument("--again", type=Path, metavar="LOG", help="only what an earlier run let survive")
     return parser.parse_args()
 
 
 def main() -> None:
     """Try the mutations, and say how many are left."""
     options = options_of()
-
-    def report(mutation: Mutation, fate: str, test: str) -> None:
-        with options.log.open("a", encoding="utf-8") as log:
-            log.write(f"{fate}\t{mutation}\t{test}\n")
-
     files = sorted(file for source in options.sources for file in Path(source).rglob("*.py"))
-    options.log.parent.mkdir(parents=True, exist_ok=True)
-    every = chosen_mutations(options, files)
-    plugin = Mutants(every, files, options.measured, options.budget, report)
+    log: Path = options.kept / f"{digest(map(str, files))}.log"
+    every = chosen_mutations(options, files, log)
+    options.kept.mkdir(parents=True, exist_ok=True)
+    plugin = Mutants(every, files, options.kept / "measured.jsonl", log, options.budget, options.jobs)
     code = pytest.main([*PYTEST, *QUICK, *options.tests], plugins=[plugin])
-    fates = Counter(told(options.log).values())
+    fates = Counter(told(log).values())
     left, whole = fates[SURVIVED] + fates[UNREACHED], max(fates.total(), 1)
     low, high = interval(left, whole)
     counts = ", ".join(f"{count} {fate}" for fate, count in sorted(fates.items()))
-    sys.stdout.write(f"{counts}: {left / whole:.1%} left ({low:.1%} to {high:.1%})\n")
+    sys.stdout.write(f"{counts}: {left / whole:.1%} left ({low:.1%} to {high:.1%}); see {log}\n")
     raise SystemExit(code)
 
 

@@ -46,14 +46,14 @@ NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "floor": "ceil"
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """One change. function: the qualified name of what holds it, empty for a constant of the module.
+    """One change. functions: the qualified names of what holds it, none for a constant of the module.
 
     place: its line and column. lines: of the statement that it changes, first and last. before, after: what
     stands there. source: the whole module as it is then.
     """
 
     path: Path
-    function: str
+    functions: tuple[str, ...]
     place: tuple[int, int]
     lines: tuple[int, int]
     before: str
@@ -63,7 +63,7 @@ class Mutation:
     def __str__(self) -> str:
         """`path:line:column function: before → after`."""
         line, column = self.place
-        where = f"{self.path}:{line}:{column} {self.function or 'constant'}"
+        where = f"{self.path}:{line}:{column} {', '.join(self.functions) or 'constant'}"
         return f"{where}: {_short(self.before)} → {_short(self.after)}"
 
 
@@ -71,20 +71,20 @@ def mutations(path: Path) -> Iterator[Mutation]:
     """Every change to the module at `path`, in order of its lines."""
     source = path.read_text(encoding="utf-8")
     tree = ast.parse(source)
-    for function, statement, node in _targets(tree):
+    for functions, statement, node in _targets(tree):
         for old, new in _changes(node):
             lines = (statement.lineno, statement.end_lineno or statement.lineno)
             before, after = ast.unparse(old), ast.unparse(new) if new else "pass"
             text = after if isinstance(old, ast.stmt | ast.Slice) else f"({after})"
             place = old.lineno, old.col_offset
-            yield Mutation(path, function, place, lines, before, after, _replaced(source, old, text))
+            yield Mutation(path, functions, place, lines, before, after, _replaced(source, old, text))
 
 
-def _targets(tree: ast.Module) -> Iterator[tuple[str, ast.stmt, Node]]:
+def _targets(tree: ast.Module) -> Iterator[tuple[tuple[str, ...], ast.stmt, Node]]:
     """What may be changed, with the function that holds it and the statement that it is part of."""
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
-            yield "", statement, statement.value
+            yield (), statement, statement.value
         elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _of_function(statement.name, statement)
         elif isinstance(statement, ast.ClassDef) and "Protocol" not in map(ast.unparse, statement.bases):
@@ -93,13 +93,13 @@ def _targets(tree: ast.Module) -> Iterator[tuple[str, ast.stmt, Node]]:
                     yield from _of_function(f"{statement.name}.{method.name}", method)
 
 
-def _of_function(name: str, function: Node) -> Iterator[tuple[str, ast.stmt, Node]]:
+def _of_function(name: str, function: Node) -> Iterator[tuple[tuple[str, ...], ast.stmt, Node]]:
     for default in (*function.args.defaults, *function.args.kw_defaults):
         if isinstance(default, ast.Constant):
-            yield name, function, default
+            yield (name,), function, default
     for statement in function.body:
         for part, node in _walk(statement, statement):
-            yield name, part, node
+            yield (name,), part, node
 
 
 def _walk(node: Node, statement: ast.stmt) -> Iterator[tuple[ast.stmt, Node]]:

@@ -293,7 +293,7 @@ def real_plain() -> list[Outcome]:
 @pytest.mark.model
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("setting", SETTINGS, ids=name_of)
 async def test_speculation_changes_nothing_of_a_real_models_answers(
     setting: Setting, real_plain: Sequence[Outcome]

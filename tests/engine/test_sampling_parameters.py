@@ -241,7 +241,7 @@ def test_any_rules_together_mean_the_same_with_speculation(
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(params, min_size=1, max_size=4),

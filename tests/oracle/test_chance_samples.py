@@ -31,7 +31,7 @@ from ssd_runtime.sampling import draw as drawing
 from ssd_runtime.sampling.odds import Odds
 from ssd_runtime.sampling.verify import verify
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]
 SEEDS = 200_000
 STEP = 7919 * 2**20 + 1
 """Between two seeds, so that both words of a key change."""

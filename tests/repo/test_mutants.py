@@ -11,6 +11,7 @@ import pytest
 
 from scripts.exchange import loaded, mutate
 from scripts.mutations import mutations
+from scripts.wrong_rules import RULES, WrongRule
 
 ROOT = Path(__file__).parents[2]
 SOURCE = '''"""A module."""
@@ -57,23 +58,23 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-def changes(path: Path) -> set[tuple[str, str, str]]:
-    return {(each.function, each.before, each.after) for each in mutations(path)}
+def changes(path: Path) -> set[tuple[tuple[str, ...], str, str]]:
+    return {(each.functions, each.before, each.after) for each in mutations(path)}
 
 
 def test_code_and_constants_are_changed_one_thing_at_a_time(path: Path) -> None:
     """Comparisons, operators, conditions, numbers, defaults, slices, results, whole statements."""
     assert {
-        ("", "3", "4"),
-        ("Counter.add", "1", "2"),
-        ("Counter.add", "number < LIMIT", "number <= LIMIT"),
-        ("Counter.add", "number < LIMIT and times", "number < LIMIT or times"),
-        ("Counter.add", "number * times", "number / times"),
-        ("Counter.add", "self.count += number * times", "self.count -= number * times"),
-        ("Counter.add", "return self.count", "return None"),
-        ("tripled", "len(counts) > 9", "len(counts) >= 9"),
-        ("tripled", ":2", ":"),
-        ("tripled", "raise ValueError('too many')", "pass"),
+        ((), "3", "4"),
+        (("Counter.add",), "1", "2"),
+        (("Counter.add",), "number < LIMIT", "number <= LIMIT"),
+        (("Counter.add",), "number < LIMIT and times", "number < LIMIT or times"),
+        (("Counter.add",), "number * times", "number / times"),
+        (("Counter.add",), "self.count += number * times", "self.count -= number * times"),
+        (("Counter.add",), "return self.count", "return None"),
+        (("tripled",), "len(counts) > 9", "len(counts) >= 9"),
+        (("tripled",), ":2", ":"),
+        (("tripled",), "raise ValueError('too many')", "pass"),
     } <= changes(path)
 
 
@@ -97,8 +98,8 @@ def test_a_mutation_is_in_force_in_code_that_was_imported_before(
     there = loaded()
 
     def with_(function: str, before: str, after: str) -> int:
-        wanted = (function, before, after)
-        mutate(next(m for m in mutations(path) if (m.function, m.before, m.after) == wanted), there)
+        wanted = ((function,) if function else (), before, after)
+        mutate(next(m for m in mutations(path) if (m.functions, m.before, m.after) == wanted), there)
         counted: int = Counter().add(3)
         return counted
 
@@ -118,9 +119,22 @@ def test_what_no_test_notices_is_listed(path: Path) -> None:
         command, cwd=path.parent, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    log = path.parent / "build" / "mutants.log"
+    [log] = (path.parent / "build" / "mutants").glob("*.log")
     rows = [line.split("\t") for line in log.read_text(encoding="utf-8").splitlines()]
     survived = {change.split(": ", 1)[1] for fate, change, _ in rows if fate == "survived"}
     assert {"number * times → number / times", "len(counts) > 9 → len(counts) >= 9"} <= survived
     assert not any("LIMIT →" in change for change in survived)
     assert " left (" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_wrong_rule_still_fits_the_code_and_is_told(
+    rule: WrongRule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it changes is where it says, in functions of that name; docs/mutations.md has a row for it."""
+    monkeypatch.chdir(ROOT)
+    mutation = rule.mutation()
+    assert mutation.source != mutation.path.read_text(encoding="utf-8")
+    for name in mutation.functions:
+        assert f"def {name.rpartition('.')[2]}(" in mutation.source
+    assert f"| {rule.name} | " in (ROOT / "docs" / "mutations.md").read_text(encoding="utf-8")

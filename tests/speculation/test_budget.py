@@ -10,12 +10,14 @@ from ssd_runtime.speculation.budget import SMOOTHING, Average, BudgetChooser
 from ssd_runtime.speculation.commands import StepCost
 
 
-def chooser(verify: float, steps: dict[int, float], ranks: list[int | None], most: int = 8) -> BudgetChooser:
+def chooser(
+    verify: float, steps: dict[int, float], ranks: list[int | None], most: int = 8, accepted: int = 3
+) -> BudgetChooser:
     chosen = BudgetChooser(most, 4)
     chosen.note_verification(verify)
     chosen.note_steps(StepCost(paths, seconds) for paths, seconds in steps.items())
     for rank in ranks:
-        chosen.note_outcome(4, 3, rank)
+        chosen.note_outcome(4, accepted, rank)
     return chosen
 
 
@@ -54,6 +56,16 @@ def test_more_rows_make_every_path_dearer() -> None:
     dear = {paths: 0.01 + 0.004 * paths for paths in (1, 2, 4, 8, 16, 32, 64)}
     budgets = [chooser(0.1, dear, [0, 1, 2, 3, 5, None] * 5).choose(rows) for rows in (1, 2, 4, 8)]
     assert budgets == sorted(budgets, reverse=True)
+    assert budgets[0] > budgets[-1]
+
+
+def test_the_more_is_accepted_the_more_the_depth_of_a_path_is_worth() -> None:
+    """Many short paths where hardly a draft is right, fewer longer ones where all are."""
+    dear = {paths: 0.01 + 0.008 * paths for paths in range(1, 65)}
+    budgets = [
+        chooser(0.1, dear, [0, 1, 2, 3, 5, None] * 5, accepted=accepted).choose(1) for accepted in (1, 4)
+    ]
+    assert budgets[0] > budgets[1]
 
 
 @given(

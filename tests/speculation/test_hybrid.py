@@ -73,6 +73,15 @@ def test_it_looks_again_and_changes_its_mind() -> None:
     assert set(modes[-20:]) == {SSD}
 
 
+def test_the_unit_of_time_does_not_matter() -> None:
+    """A machine a thousand times slower changes its mode in the same rounds, and one that is faster too."""
+    usual = {AR: 8.0, SD: 16.0, SSD: 14.0}
+    expected = run(controller_of(AR, SD, SSD), usual, 2000)
+    for factor in (2.0**-10, 2.0**10):
+        speeds = {mode: factor * speed for mode, speed in usual.items()}
+        assert run(controller_of(AR, SD, SSD), speeds, 2000) == expected
+
+
 def test_looking_costs_no_more_than_its_share_of_the_time() -> None:
     """Beside the first look at each mode, which is for nothing."""
     speeds = {AR: 10.0, SD: 20.0, SSD: 7.0}

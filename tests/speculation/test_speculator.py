@@ -97,6 +97,7 @@ async def test_only_the_exact_outcome_is_a_hit() -> None:
         play, one = Play(), sequence()
         await play.round([one], [Verdict(0, bonus)], prepared(Branch(0, 9, Proposal((5, 6)))))
         [proposal] = await play.speculator.take(play.rows(one))
+        assert play.speculator.num_branches == 1
         assert proposal.token_ids == ((5, 6) if hit else ())
         assert (proposal.source, proposal.looked_up) == ("cache" if hit else "none", True)
 
@@ -136,6 +137,15 @@ async def test_a_changed_epoch_makes_what_was_prepared_void() -> None:
     [proposal] = await play.speculator.take(play.rows(one))
     assert proposal.token_ids == ()
     assert play.lane.commands[-1] == ForgetCommand((one.uid,))
+
+
+async def test_the_epoch_alone_makes_what_was_prepared_void() -> None:
+    """Also where nobody was told to forget it: what is looked up names the KV that it was prepared for."""
+    play, one = Play(), sequence()
+    await play.round([one], [Verdict(0, 9)], prepared(Branch(0, 9, Proposal((5, 6)))))
+    one.forget_kv()
+    [proposal] = await play.speculator.take(play.rows(one))
+    assert (proposal.token_ids, proposal.looked_up) == ((), True)
 
 
 async def test_a_build_that_ends_after_its_sequence_files_nothing() -> None:
@@ -281,6 +291,13 @@ async def test_losing_branches_stay_readable_in_the_shadow() -> None:
     await play.round([one], [Verdict(0, 8)], prepared())
     play.memories.of(one.uid).settle(one.token_ids)
     assert play.memories.recall(one.uid, 2)[:2] == [6, 7]
+
+
+def test_a_proposal_that_is_cut_keeps_the_guess_behind_its_last_token() -> None:
+    """And none further on: nobody will ask what follows tokens that were not sent."""
+    guesses = tuple(Guess((token,), 1.0) for token in (7, 8, 9, 10))
+    served = Proposal((7, 8, 9), guesses=guesses).served("somebody", 1, looked_up=True)
+    assert (served.token_ids, served.guesses) == ((7,), guesses[:2])
 
 
 def test_tokens_without_a_guess_have_a_likelihood_too() -> None:
