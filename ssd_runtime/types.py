@@ -213,7 +213,8 @@ class Output:
     text, token_ids and logprobs are what is *new*; the last piece has `finish_reason` set and carries
     seed, timing and statistics. The concatenation of all pieces is the answer. The first piece has
     the prompt's log probabilities, where they were asked for. index: which of several answers.
-    cached_tokens: in the last piece, how many of the prompt's tokens were found in the prefix cache.
+    prompt_token_ids: in the first piece and in the last. cached_tokens: in the last piece, how many of
+    the prompt's tokens were found in the prefix cache.
     """
 
     request_id: str

@@ -43,7 +43,10 @@ class LiveRequest:
         if emission.finish_reason is not None:
             piece = self._last(emission.text, emission.token_ids, emission.finish_reason, now)
         else:
-            piece = Output(self.sequence.request.id, emission.text, emission.token_ids)
+            prompt = () if self.told else self._prompt()
+            piece = Output(
+                self.sequence.request.id, emission.text, emission.token_ids, prompt_token_ids=prompt
+            )
         if logprobs or self.index or (self.prompt_logprobs and not self.told):
             read = () if self.told else tuple(self.prompt_logprobs)
             piece = replace(piece, logprobs=logprobs, prompt_logprobs=read, index=self.index)
@@ -65,12 +68,15 @@ class LiveRequest:
             text=text,
             token_ids=token_ids,
             finish_reason=reason,
-            prompt_token_ids=tuple(sequence.token_ids[: sequence.num_prompt]),
+            prompt_token_ids=self._prompt(),
             seed=sequence.draw.seed,
             timing=self._timing(now),
             speculation=self._speculation(),
             cached_tokens=sequence.num_cached,
         )
+
+    def _prompt(self) -> tuple[int, ...]:
+        return tuple(self.sequence.token_ids[: self.sequence.num_prompt])
 
     def _timing(self, now: float) -> Timing:
         scheduled = now if self.scheduled is None else self.scheduled

@@ -25,6 +25,7 @@ class Wording:
         self._model = model
         self._most_drafts = most_drafts
         self._characters: dict[int, int] = {}
+        self._num_prompt = 0
         self._num_tokens = 0
         self._ends: dict[int, Output] = {}
 
@@ -58,6 +59,7 @@ class Wording:
         """The event that carries one piece."""
         before = self._characters.get(piece.index)
         self._characters[piece.index] = (before or 0) + len(piece.text)
+        self._num_prompt = max(self._num_prompt, len(piece.prompt_token_ids))
         self._num_tokens += len(piece.token_ids)
         delta = self._endpoint.delta(piece.text, is_first=before is None)
         choice = {"index": piece.index, **delta, **self._told(piece, before or 0)}
@@ -67,15 +69,18 @@ class Wording:
             event |= _statistics(piece.seed, piece.timing, piece.speculation)
         return event
 
+    def usage_so_far(self) -> dict[str, Any]:
+        """Beside a piece: the tokens up to it, where `continuous_usage_stats` asks for them."""
+        return _counts(self._num_prompt, self._num_tokens)
+
     def usage_chunk(self) -> dict[str, Any]:
         """The event after the last piece, where `stream_options.include_usage` asks for it."""
         stats = [end.speculation for end in self._ends.values() if end.speculation is not None]
-        num_prompt = max((len(end.prompt_token_ids) for end in self._ends.values()), default=0)
         num_cached = min((end.cached_tokens for end in self._ends.values()), default=0)
         return {
             **self._head(self._endpoint.chunk_name),
             "choices": [],
-            "usage": usage(num_prompt, num_cached, self._num_tokens, stats),
+            "usage": usage(self._num_prompt, num_cached, self._num_tokens, stats),
             "metrics": self._metrics(stats),
         }
 
@@ -114,14 +119,20 @@ def usage(
     accepted = sum(each.accepted_tokens for each in stats)
     drafted = sum(each.draft_tokens for each in stats)
     return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_completion,
-        "total_tokens": num_prompt + num_completion,
+        **_counts(num_prompt, num_completion),
         "prompt_tokens_details": {"cached_tokens": num_cached},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
         },
+    }
+
+
+def _counts(num_prompt: int, num_completion: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": num_prompt + num_completion,
     }
 
 

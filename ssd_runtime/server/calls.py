@@ -34,16 +34,17 @@ LABELS: Mapping[str, type] = {
     "user": str,
 }
 """Fields that never change an answer, and their types."""
-STREAM_OPTIONS = ("include_usage", "include_obfuscation")
+STREAM_OPTIONS = ("include_usage", "include_obfuscation", "continuous_usage_stats")
+"""OpenAI's, and vLLM's, which load generators send."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A parsed body: what to compute, and how to send it."""
+    """A parsed body: what to compute, and how to send it. stream_options: those that are on."""
 
     request: Request
     stream: bool
-    include_usage: bool
+    stream_options: frozenset[str]
 
 
 def parse(endpoint: Endpoint, data: Mapping[str, Any], model: str, defaults: SamplingParams) -> Call:
@@ -95,9 +96,9 @@ def _flag(value: object, name: str) -> bool:
     return bool(value)
 
 
-def _stream_options(options: object, stream: bool) -> bool:
+def _stream_options(options: object, stream: bool) -> frozenset[str]:
     if options is None:
-        return False
+        return frozenset()
     if not isinstance(options, dict) or not stream:
         raise RequestError(
             "stream_options: expected a mapping, and only beside stream: true", "stream_options"
@@ -106,8 +107,7 @@ def _stream_options(options: object, stream: bool) -> bool:
         if name not in STREAM_OPTIONS:
             param = f"stream_options.{name}"
             raise RequestError(f"{param}: unknown field; allowed: {', '.join(STREAM_OPTIONS)}", param)
-    _flag(options.get("include_obfuscation"), "stream_options.include_obfuscation")
-    return _flag(options.get("include_usage"), "stream_options.include_usage")
+    return frozenset(name for name, value in options.items() if _flag(value, f"stream_options.{name}"))
 
 
 def _in_clients_words(error: RequestError) -> RequestError:

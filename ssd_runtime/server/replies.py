@@ -100,11 +100,16 @@ class Reply:
             outbox.end()
 
     async def _put_events(self, outbox: Outbox) -> None:
-        more = {"usage": None} if self._call.include_usage else {}
+        asked = self._call.stream_options
         async with aclosing(self._service.pieces(self._call.request, self._headers)) as stream:
             async for piece in stream:
-                outbox.put(_event(self._wording.chunk(piece) | more))
-        if self._call.include_usage:
+                event = self._wording.chunk(piece)
+                if "continuous_usage_stats" in asked:
+                    event["usage"] = self._wording.usage_so_far()
+                elif "include_usage" in asked:
+                    event["usage"] = None
+                outbox.put(_event(event))
+        if "include_usage" in asked:
             outbox.put(_event(self._wording.usage_chunk()))
         outbox.put(DONE)
 

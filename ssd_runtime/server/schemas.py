@@ -117,12 +117,17 @@ class PromptTokens(Shape):
     cached_tokens: int = Field(ge=0, description="Found in the prefix cache, and so not read again.")
 
 
-class Usage(Shape):
+class UsageSoFar(Shape):
     """Tokens; those of all choices, and the prompt once."""
 
     prompt_tokens: int = Field(ge=0)
     completion_tokens: int = Field(ge=0)
     total_tokens: int = Field(ge=0)
+
+
+class Usage(UsageSoFar):
+    """Tokens of a whole answer, and where they came from."""
+
     prompt_tokens_details: PromptTokens
     completion_tokens_details: CompletionTokens
 
@@ -185,7 +190,7 @@ class _Chunk(Shape):
     id: str
     created: int
     model: str
-    usage: Usage | None = Field(None, description="In the last event, where it was asked for.")
+    usage: Usage | UsageSoFar | None = Field(None, description="In the events where it was asked for.")
     metrics: Metrics | None = Field(None, description="Beside the usage.")
     seed: int = Field(0, description="With the finish reason, as are the next two.")
     timing: Timing | None = None

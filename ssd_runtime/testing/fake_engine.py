@@ -30,6 +30,11 @@ def prompt_text(request: Request) -> str:
     return request.prompt or str(request.prompt_token_ids)
 
 
+def prompt_ids(request: Request) -> tuple[int, ...]:
+    """The ids of that text: its bytes."""
+    return tuple(prompt_text(request).encode())
+
+
 def echo(request: Request) -> Iterable[Step]:
     """The script that answers with the prompt, a word a piece."""
     first, *rest = prompt_text(request).split(" ")
@@ -102,7 +107,8 @@ class FakeEngine:
                     raise step
                 else:
                     tokens += 1
-                    yield Output(request.id, step, (tokens,))
+                    prompt = prompt_ids(request) if tokens == 1 else ()
+                    yield Output(request.id, step, (tokens,), prompt_token_ids=prompt)
             ended = True
             self.finished.append(request.id)
             yield self._last(request, tokens)
@@ -133,7 +139,7 @@ class FakeEngine:
             "",
             (),
             finish_reason=FinishReason.STOP,
-            prompt_token_ids=tuple(prompt_text(request).encode()),
+            prompt_token_ids=prompt_ids(request),
             seed=request.params.seed or 0,
             timing=TIMING,
             speculation=SpeculationStats(rounds=tokens),

@@ -75,7 +75,7 @@ async def test_commit_and_streaming_come_before_the_build_is_awaited() -> None:
     rig.target.complete([Verdict(0, 9)])
     await settle()
     assert sequence.token_ids == [*PROMPT, 9]
-    assert rig.pieces["a"] == [Output("a", chr(31 + 9), (9,))]
+    assert rig.pieces["a"] == [Output("a", chr(31 + 9), (9,), prompt_token_ids=tuple(PROMPT))]
     assert [type(command) for command in rig.draft.pending] == [BuildCommand]
     assert not round_.done()
     round_.cancel()
@@ -91,7 +91,7 @@ async def test_without_a_build_text_is_sent_while_the_target_is_at_its_next_pass
     assert sequence.token_ids == [*PROMPT, 9]
     assert rig.pieces["a"] == []
     round_ = await begin(rig)
-    assert rig.pieces["a"] == [Output("a", chr(31 + 9), (9,))]
+    assert rig.pieces["a"] == [Output("a", chr(31 + 9), (9,), prompt_token_ids=tuple(PROMPT))]
     rig.target.complete([Verdict(0, 10)])
     await round_
     assert [piece.token_ids for piece in heard(rig)] == [(9,), (10,)]

@@ -80,6 +80,19 @@ class TestStream:
         assert [event["usage"] for event in events] == [None] * 3
         assert "".join(event["choices"][0]["text"] for event in events) == "a b"
 
+    @pytest.mark.parametrize("beside", [{}, {"include_usage": True}])
+    async def test_every_event_has_the_tokens_so_far_when_asked_for(self, beside: dict[str, bool]) -> None:
+        """vLLM's option, which load generators send; the whole usage is another matter."""
+        options = {"continuous_usage_stats": True, **beside}
+        body = {"prompt": "a b", "stream": True, "stream_options": options}
+        async with served(FakeEngine()) as (app, _):
+            events = (await post(app, COMPLETIONS, body)).events()
+        counted = [event["usage"] for event in events[:3]]
+        assert [usage["completion_tokens"] for usage in counted] == [1, 2, 2]
+        assert {usage["prompt_tokens"] for usage in counted} == {3}
+        assert [usage["total_tokens"] for usage in counted] == [4, 5, 5]
+        assert [event["choices"] for event in events[3:]] == [[]] * len(beside)
+
 
 class TestRequests:
     @pytest.mark.parametrize("prompt", ["a b", ["a b"]])

@@ -68,6 +68,10 @@ WRONG_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
     (COMPLETIONS, {"prompt": "a", "stream": True, "stream_options": []}, "stream_options"),
     (COMPLETIONS, {"prompt": "a", "stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+    *(
+        (CHAT, {"messages": [USER], "stream": True, "stream_options": {name: 1}}, f"stream_options.{name}")
+        for name in ("include_usage", "include_obfuscation", "continuous_usage_stats")
+    ),
     (COMPLETIONS, {"prompt": "a", "model": 5}, "model"),
     (COMPLETIONS, {"prompt": "a", "speculation": {"length": 65}}, "speculation.length"),
     (COMPLETIONS, {"prompt": "a", "speculation": {"mode": "fast"}}, "speculation.mode"),

@@ -115,12 +115,12 @@ def body_of(path: str, fields: dict[str, Any]) -> dict[str, Any]:
     return given[path] | fields
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_is_as_the_document_says(app: Starlette, stream: bool) -> None:
+@pytest.mark.parametrize("option", [None, "include_usage", "continuous_usage_stats"])
+async def test_an_answer_is_as_the_document_says(app: Starlette, option: str | None) -> None:
     """Whole and streamed, good and bad: nothing is missing, nothing more is there."""
     for path, fields in EXCHANGES:
-        if not (stream and "tokenize" in path):
-            more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        if not (option and "tokenize" in path):
+            more = {"stream": True, "stream_options": {option: True}} if option else {}
             check(path, "post", await post(app, path, body_of(path, fields) | more))
 
 
