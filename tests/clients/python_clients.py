@@ -28,6 +28,16 @@ SCHEMA = {
     "required": ["colour"],
     "additionalProperties": False,
 }
+COMPLIED = {f"chat-{name}" for name in ("basic-response", "system-prompt", "multi-turn")} | {
+    f"chat-streaming-{name}" for name in ("response", "usage")
+}
+"""What llm-comply asks and gets."""
+DIFFERENT = {
+    "chat-tool-calling": "the template of this model knows no tools",
+    "chat-image-input": "it reads text alone",
+    "chat-error-handling": "`model` may be left out",
+}
+"""What it expects and does not get, and why."""
 TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": SCHEMA}}
 
 
@@ -137,11 +147,26 @@ def check_llm(url: str) -> None:
     assert answers[0].strip() == answers[1].strip() != ""
 
 
+def check_llm_comply(url: str) -> None:
+    """llm-comply, which holds answers against OpenAI's specification."""
+    where = ["--base-url", f"{url}/v1", "--api-key", "none", "--model", MODEL, "--timeout", "300"]
+    command = [Path(sys.executable).with_name("llm-comply"), "run", "--format", "openai-chat", "--json"]
+    told = subprocess.run([*command, *where], check=False, capture_output=True, text=True).stdout
+    sys.stdout.write(told)
+    results = json.loads(told)["results"]
+    named = {
+        status: {result["id"] for result in results if result["status"] == status}
+        for status in ("passed", "failed")
+    }
+    assert named == {"passed": COMPLIED, "failed": DIFFERENT.keys()}
+
+
 CLIENTS = {
     "openai": check_openai,
     "litellm": check_litellm,
     "langchain": check_langchain,
     "llm": check_llm,
+    "llm-comply": check_llm_comply,
 }
 
 if __name__ == "__main__":
