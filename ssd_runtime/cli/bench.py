@@ -142,6 +142,11 @@ def report_results(
     console = Console(file=sys.stdout, width=NO_LIMIT)
     for table in tables(results.rows):
         console.print(table)
+    most = settings.engine.fallback_batch_threshold
+    if max(asked.batches) > most and {Mode.SPECULATIVE, Mode.SSD} & set(asked.modes):
+        note(
+            f"above {most} requests (engine.fallback_batch_threshold) speculative and ssd leave the draft out"
+        )
     if json_file is not None:
         said = settings.model_dump(
             mode="json", exclude={"server": True, "log": True, "scheduler": {"policy"}}

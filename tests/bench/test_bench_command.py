@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,16 @@ class TestReport:
     ) -> None:
         """Plain decoding has one role; a GPU stands for the cores that feed it."""
         assert cores_text(places, mode) == expected
+
+
+@pytest.mark.parametrize(("batch", "says_so"), [(8, False), (16, True)])
+def test_modes_that_are_not_what_they_are_called_in_a_crowd_are_told(
+    batch: int, says_so: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Above the threshold rows look up instead of drafting; nobody shall take that for a draft's rate."""
+    asked = replace(ASKED, batches=(1, batch))
+    report_results(results(), asked=asked, settings=Settings(), json_file=None, plots=None)
+    assert ("above 8 requests (engine.fallback_batch_threshold)" in capsys.readouterr().err) is says_so
 
 
 @pytest.mark.slow
