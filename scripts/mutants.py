@@ -113,11 +113,11 @@ class Mutants:
         return (HUNG if status is None else KILLED), killer
 
     def _order(self, mutation: Mutation, tests: Sequence[Measured]) -> list[Measured]:
-        """The tests that run the changed lines, those first that are quick or often kill."""
+        """The tests that run the changed lines; those first that are quick, run little else or often kill."""
         path, (first, last) = str(mutation.path.resolve()), mutation.lines
         changed = {(path, line) for line in range(first, last + 1)}
         running = [test for test in tests if not mutation.functions or not changed.isdisjoint(test.lines)]
-        running.sort(key=lambda test: test.seconds / (1 + self._kills[test.item.nodeid]))
+        running.sort(key=lambda test: test.seconds * len(test.lines) / (1 + self._kills[test.item.nodeid]))
         left = self._budget
         return [test for test in running if (left := left - test.seconds) > 0]
 

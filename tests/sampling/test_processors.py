@@ -144,6 +144,13 @@ def test_a_shorter_settled_text_is_followed_back() -> None:
         assert torch.equal(again, expected[length - 4])
 
 
+def test_a_bad_word_is_banned_where_the_text_ends_with_its_beginning() -> None:
+    """And only there."""
+    bad = Rules(4, bad_words=((3, 20, 7), (9, 20, 8), (3, 9, 6), (5,)))
+    ruled = Followers(VOCAB).process(bad, logits_of(1), PROMPT, 4, ())
+    assert ruled.isneginf().nonzero().flatten().tolist() == [5, 7]
+
+
 def test_a_bad_word_may_begin_where_the_text_does() -> None:
     """And be longer than any text so far."""
     bad = Rules(4, bad_words=((*PROMPT, 5), (0, *PROMPT, 6)))

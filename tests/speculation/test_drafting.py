@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd_runtime.messages import Draw, StopWord
+from ssd_runtime.messages import Draw, Rules, StopWord
 from ssd_runtime.speculation.commands import (
     Branch,
     BuildCommand,
@@ -178,6 +178,14 @@ def test_a_build_opens_its_branches_at_once_where_the_guesses_are_known() -> Non
     worker.execute(BuildCommand((build,), CountedStop(1)))
     first = draft.passes[before]
     assert [tuple(feed.token_ids) for feed in first] == [(7,), (5,), (6,), (7,), (8,)]
+
+
+def test_a_branchs_rules_see_the_text_that_the_branch_is_for() -> None:
+    """Without what was sent behind the place where it leaves: 9, 4 and 4 never come before its 5."""
+    ruled = Draw(0, 0.0, rules=Rules(3, bad_words=((9, 4, 4, 5),)))
+    asked = DraftRow(1, COUNT[:3], ruled, 4, 100, proposal=Proposal((9, 4)), budget=9)
+    prepared = outcomes(draft_worker(ScriptedDraft(successor)).execute(BuildCommand((asked,), never())))
+    assert prepared[0, 4] == (5, 6, 7, 8)
 
 
 def test_the_branch_that_happened_is_continued_without_reading_it_again() -> None:

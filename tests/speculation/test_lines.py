@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ssd_runtime.messages import Draw
-from ssd_runtime.speculation.lines import READ_CHUNK, CatchUp, Drafting, Pick
+from ssd_runtime.sampling.warp import BANNED
+from ssd_runtime.speculation.lines import READ_CHUNK, CatchUp, Drafting, Pick, guess_of
 from ssd_runtime.speculation.model_draft import DraftState
 from ssd_runtime.speculation.proposal import Guess
 from ssd_runtime.speculation.trunk import Path
@@ -31,6 +32,28 @@ def test_a_catch_up_guesses_every_position_from_the_first_wanted(num_missing: in
         line.take([pick(i) for i in range(feed.num_logits)])
     assert path.read == list(range(num_missing))
     assert sorted(line.guesses) == list(range(max(first, 1), num_missing + 1))
+
+
+def test_what_is_banned_is_no_guess() -> None:
+    """A ranking of more tokens than may come ends with those that may not."""
+    assert guess_of((5, 6, 7), (0.0, -2.0, BANNED)) == Guess((5, 6), 2.0)
+    assert guess_of((5, 6, 7), (0.0, -2.0, -50.0)) == Guess((5, 6, 7), 2.0)
+    assert guess_of((5,), (0.0,)) == Guess((5,), 0.0)
+
+
+@pytest.mark.parametrize("tokens", [(11, 12, 13), (11, 12, -1), (11, -1), (-1,)])
+def test_tokens_noted_at_once_are_tokens_taken_one_by_one(tokens: tuple[int, ...]) -> None:
+    """Also where the draft's numbers become of no use."""
+    at_once, one_by_one = (Drafting(Path(DraftState(), 0), GREEDY, 10, 3, frozenset()) for _ in range(2))
+    at_once.note(tokens, [Guess((token,), 1.0) for token in tokens])
+    for token in tokens:
+        one_by_one.take([pick(token)])
+    for line in (at_once, one_by_one):
+        assert line.token_ids == [token for token in tokens if token >= 0]
+        assert line.is_done
+    assert at_once.proposal() == one_by_one.proposal()
+    assert (at_once.path.read, at_once.ahead) == (one_by_one.path.read, one_by_one.ahead)
+    assert (at_once.next_token, at_once.length) == (one_by_one.next_token, one_by_one.length)
 
 
 def test_a_drafting_line_reads_what_it_drew() -> None:
