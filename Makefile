@@ -43,8 +43,9 @@ guidellm-test: $(READY) $(LOAD)/.ready  ## a load of guidellm against the daemon
 	$(BIN)/python scripts/check_clients.py --load $(LOAD)/bin
 
 load-test: $(READY)  ## 64 streaming clients for two minutes, then some beside clients that read a byte a second
-	$(BIN)/python scripts/load_daemon.py --clients 64 --seconds 120
-	$(BIN)/python scripts/load_daemon.py --clients 8 --slow 8 --seconds 120
+	$(BIN)/python scripts/load_daemon.py --clients 64 --seconds 120 --log build/clients/load.log
+	$(BIN)/python scripts/load_daemon.py --clients 8 --slow 8 --seconds 240 --log build/clients/load-slow.log \
+	  --set engine.max_batch_size=16 --set server.stream_buffer_bytes=65536
 
 wheel-test: $(READY)  ## the wheel, built once, installed as an ordinary user, serves from / without network
 	$(BIN)/python scripts/check_wheel.py --python $(PYTHON)

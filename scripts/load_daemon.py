@@ -5,7 +5,8 @@
 
 Starts the daemon with the embedded model. Each client asks again and again, over a connection of its own.
 Slow clients ask for long answers with much in each event, and read a byte a second. Ends with status 1 when a
-client got an error, or when the daemon's memory grew by more than `--growth` after a third of the time.
+client got an error, when nobody got an answer, or when the daemon's memory grew by more than `--growth` after
+a third of the time.
 """
 
 from __future__ import annotations
@@ -35,11 +36,15 @@ PROMPTS = (
     "1, 2, 3, 4,",
 )
 TOKENS = 64
+STEPS = 6
+"""Of the memory's course, in the report."""
+KV_CACHE = ("--set", "engine.kv_cache_tokens=8192")
+"""The cache's memory becomes resident as it fills, and kept prompts fill it: so that it is full at once."""
 HEAD = (
     "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
     "Connection: close\r\nContent-Type: application/json\r\n"
 )
-SLOW = {"prompt": PROMPTS[0], "max_tokens": 3000, "ignore_eos": True, "stream": True, "logprobs": 20}
+SLOW = {"prompt": PROMPTS[0], "max_tokens": 800, "ignore_eos": True, "stream": True, "logprobs": 20}
 
 
 @dataclass(slots=True)
@@ -167,22 +172,23 @@ def growth(seen: Seen, seconds: float) -> float:
     return after / before - 1
 
 
-def report(seen: Seen, options: argparse.Namespace) -> bool:
-    """Tell what was seen; whether it is good."""
-    grown = growth(seen, options.seconds)
+def report(seen: Seen, grown: float) -> str:
+    """What was seen, in lines."""
+    lines = []
     for name, values in (("first event", seen.firsts), ("gap", seen.gaps)):
         shown = [f"{share}% {1e3 * (percentile(values, share) or 0):.1f} ms" for share in (50, 99)]
-        sys.stdout.write(f"{name:12} {', '.join(shown)}, most {1e3 * max(values, default=0):.1f} ms\n")
+        lines.append(f"{name:12} {', '.join(shown)}, most {1e3 * max(values, default=0):.1f} ms")
     sizes = [size / 2**20 for _, size in seen.memory]
-    sys.stdout.write(
+    lines += [
         f"answers      {seen.answers}, events {seen.events}, errors {len(seen.errors)}, "
-        f"slow clients disconnected {seen.disconnected}\n"
+        f"slow clients disconnected {seen.disconnected}",
         f"memory       {sizes[0]:.0f} MiB at first, {sizes[-1]:.0f} at last, most {max(sizes):.0f}; "
-        f"{100 * grown:+.2f} % from the second third to the last\n"
-    )
-    for error in seen.errors[:5]:
-        sys.stdout.write(f"error        {error.strip()[:300]}\n")
-    return not seen.errors and grown <= options.growth
+        f"{100 * grown:+.2f} % from the second third to the last",
+    ]
+    step = max(1, len(sizes) // STEPS)
+    lines.append(f"its course   {', '.join(f'{size:.0f}' for size in sizes[::step])} MiB")
+    lines += [f"error        {error.strip()[:300]}" for error in seen.errors[:5]]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def main() -> int:
@@ -193,12 +199,21 @@ def main() -> int:
     parser.add_argument("--growth", type=float, default=0.02, help="by which part memory may grow")
     parser.add_argument("--mode", default="hybrid")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
+    parser.add_argument("--log", type=Path, help="where the report is kept, too")
     options = parser.parse_args()
     chosen = [part for setting in options.settings for part in ("--set", setting)]
-    with running(*COMMAND, "--mode", options.mode, *chosen, *QUIET) as daemon:
+    with running(*COMMAND, "--mode", options.mode, *KV_CACHE, *chosen, *QUIET) as daemon:
         daemon.logged("ready")
         seen = asyncio.run(load(daemon.port, daemon.process.pid, options))
-        good = report(seen, options)
+    grown = growth(seen, options.seconds)
+    told = (
+        f"{options.clients} clients, {options.slow} slow ones, {options.seconds:g} s\n{report(seen, grown)}"
+    )
+    sys.stdout.write(told)
+    if options.log:
+        options.log.parent.mkdir(parents=True, exist_ok=True)
+        options.log.write_text(told, encoding="utf-8")
+    good = seen.answers > 0 and not seen.errors and grown <= options.growth
     return not good
 
 
