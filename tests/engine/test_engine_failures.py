@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ssd_runtime.app import SILENT_SECONDS, Engine
 from ssd_runtime.clock import ManualClock
+from ssd_runtime.engine.target_lane import TargetLane
 from ssd_runtime.errors import ConfigError, EngineError
 from ssd_runtime.memory.kv import PagedKV
 from ssd_runtime.messages import ForwardRow
@@ -96,7 +97,7 @@ class Sick:
 
 async def test_an_engine_whose_target_is_lost_ends_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Case B61: alive until it is given up, dead from then on; nobody is left waiting."""
-    monkeypatch.setattr("ssd_runtime.engine.target_lane.PAUSES", (0.0,))
+    monkeypatch.setattr(TargetLane.__init__, "__defaults__", ((0.0,),))  # pauses
     model = toy_decoder(1)
     sick = Sick(model, 63)
     given = LoadedModel(model.config, sick, model.tokenizer, "sick")  # type: ignore[arg-type]
