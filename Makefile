@@ -16,8 +16,8 @@ PROMPT ?= Why is the sky blue? Answer in one sentence.
 run: $(READY)  ## answer one prompt with the embedded model
 	echo "$(PROMPT)" | $(BIN)/ssd-run pipe
 
-test: $(READY)  ## the fast suite
-	$(BIN)/pytest -q -m "not slow"
+test: $(READY)  ## the fast suite, in two processes
+	$(BIN)/pytest -q -m "not slow" -n 2
 
 test-all: $(READY)  ## what CI runs: every test that this machine can run within minutes
 	$(BIN)/pytest -q

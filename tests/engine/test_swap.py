@@ -357,16 +357,18 @@ def test_arrivals_lengths_and_memory_change_no_text(
 def test_the_history_of_whoever_waits_is_packed_and_of_whoever_runs_is_not() -> None:
     """With `history_codec: zstd`; a packed history reads as ever."""
 
-    async def play() -> None:
+    async def play() -> tuple[Request, tuple[int, ...]]:
         made = rig(history_codec="zstd")
         swapped = await _until_swapped(made)
         assert isinstance(swapped.token_ids, PackedTokens)
-        text = (*(swapped.request.prompt_token_ids or ()), *solo(swapped.request))
-        assert tuple(swapped.token_ids) == text[: len(swapped.token_ids)]
+        unpacked = tuple(swapped.token_ids)
         await made.run()
         assert type(swapped.token_ids) is list
+        return swapped.request, unpacked
 
-    asyncio.run(play())
+    request, unpacked = asyncio.run(play())
+    text = (*(request.prompt_token_ids or ()), *solo(request))
+    assert unpacked == text[: len(unpacked)]
 
 
 @pytest.mark.parametrize("preempt_mode", ["swap", "recompute"])
