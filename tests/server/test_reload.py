@@ -337,8 +337,8 @@ class TestMistakes:
             assert (await post(app, RELOAD, b"", **KEY)).status == 503
             with pytest.raises(EngineClosedError, match="closed"):
                 await engine.reload()
-        while any(thread.name.startswith("ssd-") for thread in set(threading.enumerate()) - before):
-            await asyncio.sleep(0)  # a lane ends with its command in hand
+        while any(one.name.startswith("ssd-") for one in set(threading.enumerate()) - before):  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 async def at_start(file: File) -> str:
