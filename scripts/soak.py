@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
@@ -41,7 +41,8 @@ from ssd_runtime.settings.load import load_settings
 from ssd_runtime.settings.schema import LogSettings
 from ssd_runtime.snapshots import EngineSnapshot
 from ssd_runtime.telemetry.log import configure_logging
-from ssd_runtime.types import Answer, Request, SpeculationParams
+from ssd_runtime.testing.client import COMPARED, unserved
+from ssd_runtime.types import Answer
 
 BATCH = 8
 CLIENTS = 3 * BATCH
@@ -66,10 +67,7 @@ class Soak:
 
 def digest(answer: Answer) -> bytes:
     """Everything in an answer that does not depend on how it came about."""
-    told = [
-        (one.token_ids, one.text, one.finish_reason, one.seed, one.logprobs, one.prompt_logprobs)
-        for one in answer.every
-    ]
+    told = [tuple(getattr(one, name) for name in COMPARED) for one in answer.every]
     return blake2b(repr(told).encode(), digest_size=16).digest()
 
 
@@ -149,11 +147,6 @@ def leftovers(now: EngineSnapshot) -> list[str]:
     return [f"{number} {what}" for what, number in found.items() if number]
 
 
-def alone(request: Request) -> Request:
-    """The request without anything that only concerns how it is served."""
-    return replace(request, prediction=None, priority=0, speculation=SpeculationParams())
-
-
 async def different(
     planned: Sequence[Planned], soak: Soak, chosen: Sequence[int], load: LoadModel
 ) -> list[str]:
@@ -163,7 +156,7 @@ async def different(
     async with Engine(load_settings(None, settings, {}), load_model=load) as engine:
         for number, index in enumerate(chosen, 1):
             request = planned[index].request
-            if digest(await engine.complete(alone(request))) != soak.digests[index]:
+            if digest(await engine.complete(unserved(request))) != soak.digests[index]:
                 found.append(request.id)
                 sys.stderr.write(f"another answer alone: {request}\n")
             if number % 50 == 0:

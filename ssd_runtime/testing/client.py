@@ -13,12 +13,14 @@ COMPARED = ("token_ids", "text", "finish_reason", "seed", "logprobs", "prompt_lo
 """Everything in an answer that does not depend on how it came about."""
 
 
+def unserved(request: Request) -> Request:
+    """The request without anything that only concerns how it is served."""
+    return replace(request, prediction=None, priority=0, speculation=SpeculationParams())
+
+
 def alone(request: Request, seed: int) -> Request:
     """One choice of `request`, without anything that only concerns how it is served."""
-    params = replace(request.params, n=1, seed=seed)
-    return replace(
-        request, id="alone", params=params, priority=0, prediction=None, speculation=SpeculationParams()
-    )
+    return replace(unserved(request), id="alone", params=replace(request.params, n=1, seed=seed))
 
 
 @dataclass(eq=False)
