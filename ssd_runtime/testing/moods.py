@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from ssd_runtime.device.lane import Worker
 from ssd_runtime.messages import RowFailure, StopWord, VerifyCommand, VerifyRow
@@ -106,3 +106,20 @@ class Restless:
     def note_round(self, tokens: int, seconds: float) -> None:
         """Change the mode."""
         self.mode = self._random.choice((*RowMode, RowMode.SSD))
+
+
+class Measuring(Protocol):
+    """A controller that learns which mode is fast."""
+
+    @property
+    def mode(self) -> RowMode: ...
+    def note_round(self, tokens: int, seconds: float) -> None: ...
+
+
+def modes_of(controller: Measuring, speeds: Mapping[RowMode, float], rounds: int) -> list[RowMode]:
+    """The modes of so many rounds, each as fast (tokens a second) as `speeds` says."""
+    modes = []
+    for _ in range(rounds):
+        modes.append(controller.mode)
+        controller.note_round(10, 10 / speeds[controller.mode])
+    return modes

@@ -14,6 +14,7 @@ from ssd_runtime.speculation.hybrid import (
     HybridController,
     LookingBudget,
 )
+from ssd_runtime.testing.moods import modes_of
 from ssd_runtime.types import RowMode
 
 AR, SD, SSD = RowMode.AUTOREGRESSIVE, RowMode.SPECULATIVE, RowMode.SSD
@@ -27,15 +28,6 @@ def controller_of(*modes: RowMode, costly: Sequence[RowMode] = ()) -> HybridCont
     return HybridController(lambda: modes, LookingBudget(), lambda: costly)
 
 
-def run(controller: HybridController, speeds: dict[RowMode, float], rounds: int) -> list[RowMode]:
-    """The modes of so many rounds, each as fast (tokens a second) as `speeds` says."""
-    modes = []
-    for _ in range(rounds):
-        modes.append(controller.mode)
-        controller.note_round(10, 10 / speeds[controller.mode])
-    return modes
-
-
 def seconds(modes: Sequence[RowMode], speeds: dict[RowMode, float]) -> float:
     """How long these rounds took."""
     return sum(10 / speeds[mode] for mode in modes)
@@ -44,50 +36,50 @@ def seconds(modes: Sequence[RowMode], speeds: dict[RowMode, float]) -> float:
 def test_every_mode_is_looked_at_and_the_fastest_held() -> None:
     """In the order given, each for the same number of rounds."""
     controller = controller_of(AR, SD, SSD)
-    modes = run(controller, {AR: 10.0, SD: 20.0, SSD: 18.0}, 2 * FIRST + 2 * LOOK + HELD_ROUNDS)
+    modes = modes_of(controller, {AR: 10.0, SD: 20.0, SSD: 18.0}, 2 * FIRST + 2 * LOOK + HELD_ROUNDS)
     assert modes == [AR] * FIRST + [SD] * LOOK + [SD] * FIRST + [SSD] * LOOK + [SD] * HELD_ROUNDS
 
 
 def test_nothing_is_the_fastest_before_all_were_looked_at() -> None:
     """Then it is the one held."""
     controller = controller_of(AR, SD)
-    run(controller, {AR: 10.0, SD: 20.0}, FIRST + LOOK - 1)
+    modes_of(controller, {AR: 10.0, SD: 20.0}, FIRST + LOOK - 1)
     assert controller.fastest is None
-    run(controller, {AR: 10.0, SD: 20.0}, 1)
+    modes_of(controller, {AR: 10.0, SD: 20.0}, 1)
     assert controller.fastest is SD
 
 
 def test_a_look_ends_early_where_there_is_no_hope() -> None:
     """A mode that is far slower shows it in two rounds."""
     controller = controller_of(AR, SD)
-    modes = run(controller, {AR: 10.0, SD: 2.0}, FIRST + LOOK)
+    modes = modes_of(controller, {AR: 10.0, SD: 2.0}, FIRST + LOOK)
     assert modes == [AR] * FIRST + [SD] * SHORT_LOOK + [AR] * (LOOK - SHORT_LOOK)
 
 
 def test_it_looks_again_and_changes_its_mind() -> None:
     """When the held mode became slower than another for a while."""
     controller = controller_of(AR, SD, SSD)
-    run(controller, {AR: 10.0, SD: 20.0, SSD: 15.0}, 200)
+    modes_of(controller, {AR: 10.0, SD: 20.0, SSD: 15.0}, 200)
     assert controller.mode is SD
-    modes = run(controller, {AR: 10.0, SD: 5.0, SSD: 15.0}, 400)
+    modes = modes_of(controller, {AR: 10.0, SD: 5.0, SSD: 15.0}, 400)
     assert set(modes[-20:]) == {SSD}
 
 
 def test_the_unit_of_time_does_not_matter() -> None:
     """A machine a thousand times slower changes its mode in the same rounds, and one that is faster too."""
     usual = {AR: 8.0, SD: 16.0, SSD: 14.0}
-    expected = run(controller_of(AR, SD, SSD), usual, 2000)
+    expected = modes_of(controller_of(AR, SD, SSD), usual, 2000)
     for factor in (2.0**-10, 2.0**10):
         speeds = {mode: factor * speed for mode, speed in usual.items()}
-        assert run(controller_of(AR, SD, SSD), speeds, 2000) == expected
+        assert modes_of(controller_of(AR, SD, SSD), speeds, 2000) == expected
 
 
 def test_looking_costs_no_more_than_its_share_of_the_time() -> None:
     """Beside the first look at each mode, which is for nothing."""
     speeds = {AR: 10.0, SD: 20.0, SSD: 7.0}
     controller = controller_of(AR, SD, SSD)
-    run(controller, speeds, 100)
-    modes = run(controller, speeds, 20_000)
+    modes_of(controller, speeds, 100)
+    modes = modes_of(controller, speeds, 20_000)
     assert set(modes) == {AR, SD, SSD}
     best = seconds([SD] * len(modes), speeds)
     assert seconds(modes, speeds) < best * (1 + SHARE)
@@ -95,14 +87,14 @@ def test_looking_costs_no_more_than_its_share_of_the_time() -> None:
 
 def test_a_mode_that_is_nearly_as_fast_is_looked_at_more_often() -> None:
     """It costs less, and is the likelier one to become the fastest."""
-    modes = run(controller_of(AR, SD, SSD), {AR: 5.0, SD: 20.0, SSD: 19.0}, 20_000)
+    modes = modes_of(controller_of(AR, SD, SSD), {AR: 5.0, SD: 20.0, SSD: 19.0}, 20_000)
     assert modes.count(SSD) > 2 * modes.count(AR) > 0
 
 
 def test_a_costly_mode_waits_until_its_first_look_is_within_the_budget() -> None:
     """In a large batch even one round of it is dear."""
     controller = controller_of(AR, SD, costly=(SD,))
-    modes = run(controller, {AR: 10.0, SD: 20.0}, 2000)
+    modes = modes_of(controller, {AR: 10.0, SD: 20.0}, 2000)
     assert modes.index(SD) >= FIRST_ROUNDS / SHARE
     assert modes[-1] is SD
 
@@ -110,7 +102,7 @@ def test_a_costly_mode_waits_until_its_first_look_is_within_the_budget() -> None
 def test_hardly_faster_is_not_faster() -> None:
     """Noise does not move the mode to and fro."""
     controller = controller_of(AR, SD)
-    modes = run(controller, {AR: 10.0, SD: 10.0 * (1 + ADVANTAGE) / 2}, 2000)
+    modes = modes_of(controller, {AR: 10.0, SD: 10.0 * (1 + ADVANTAGE) / 2}, 2000)
     assert modes.count(AR) > modes.count(SD)
     assert controller.fastest is AR
 
@@ -121,14 +113,14 @@ def test_the_first_rounds_of_a_look_do_not_count() -> None:
     for rounds, each in ((WARM_UP_ROUNDS, 1000.0), (FIRST_ROUNDS, 1.0)):
         for _ in range(rounds):
             controller.note_round(10, each)
-    run(controller, {AR: 1.0, SD: 5.0}, LOOK)
+    modes_of(controller, {AR: 1.0, SD: 5.0}, LOOK)
     assert controller.mode is AR
 
 
 def test_a_few_unlucky_rounds_do_not_undo_many() -> None:
     """What earlier looks found of a mode counts beside what the last one did."""
     controller = controller_of(AR, SD)
-    run(controller, {AR: 10.0, SD: 12.0}, 3000)
+    modes_of(controller, {AR: 10.0, SD: 12.0}, 3000)
     assert controller.mode is SD
     for _ in range(3 * LOOK):
         speed = 14.0 if controller.mode is AR else 12.0
@@ -139,8 +131,8 @@ def test_a_few_unlucky_rounds_do_not_undo_many() -> None:
 def test_the_held_mode_is_judged_by_its_latest_rounds() -> None:
     """It has become slow long ago, and what was measured before that is forgotten."""
     controller = controller_of(AR, SD)
-    run(controller, {AR: 30.0, SD: 20.0}, 3000)
-    modes = run(controller, {AR: 10.0, SD: 20.0}, 3000)
+    modes_of(controller, {AR: 30.0, SD: 20.0}, 3000)
+    modes = modes_of(controller, {AR: 10.0, SD: 20.0}, 3000)
     assert modes[-1] is SD
 
 

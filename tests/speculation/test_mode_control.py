@@ -12,21 +12,13 @@ from ssd_runtime.speculation.mode_control import (
     make_controller,
 )
 from ssd_runtime.speculation.modes import Modes
+from ssd_runtime.testing.moods import modes_of
 from ssd_runtime.types import Mode, RowMode
 
 AR, SD, SSD, LOW = RowMode.AUTOREGRESSIVE, RowMode.SPECULATIVE, RowMode.SSD, RowMode.LOW_LATENCY
 LOOK = WARM_UP_ROUNDS + LOOK_ROUNDS
 LONG = int(10 * LOOK / SHARE)
 """Rounds after which also what is costly was looked at."""
-
-
-def run(controller: HybridByLoad, speeds: dict[RowMode, float], rounds: int) -> list[RowMode]:
-    """The modes of so many rounds, each as fast (tokens a second) as `speeds` says."""
-    modes = []
-    for _ in range(rounds):
-        modes.append(controller.mode)
-        controller.note_round(10, 10 / speeds[controller.mode])
-    return modes
 
 
 def test_a_fixed_mode_learns_nothing() -> None:
@@ -90,10 +82,10 @@ def test_hybrid_measures_each_size_of_batch_for_itself() -> None:
     """What is fastest for one request is not what is fastest for eight."""
     controller = HybridByLoad(threshold=8, max_batch_size=16)
     controller.note_load(1)
-    run(controller, {AR: 10.0, LOW: 11.0, SD: 20.0, SSD: 30.0}, 8 * LOOK)
+    modes_of(controller, {AR: 10.0, LOW: 11.0, SD: 20.0, SSD: 30.0}, 8 * LOOK)
     assert controller.mode is SSD
     controller.note_load(8)
-    run(controller, {AR: 50.0, LOW: 70.0, SD: 40.0, SSD: 30.0}, LONG)
+    modes_of(controller, {AR: 50.0, LOW: 70.0, SD: 40.0, SSD: 30.0}, LONG)
     assert controller.mode is LOW
     assert modes(controller, [1] * STEADY_ROUNDS)[-1] is SSD
 
@@ -103,8 +95,8 @@ def test_hybrid_holds_what_it_measured_whatever_the_threshold_says() -> None:
     controller = HybridByLoad(threshold=8, max_batch_size=16)
     speeds = {AR: 10.0, LOW: 11.0, SD: 20.0, SSD: 30.0}
     controller.note_load(9)
-    assert run(controller, speeds, 1) == [LOW]
-    run(controller, speeds, LONG)
+    assert modes_of(controller, speeds, 1) == [LOW]
+    modes_of(controller, speeds, LONG)
     assert controller.mode is SSD
 
 
@@ -112,10 +104,10 @@ def test_hybrid_does_not_try_drafting_in_a_larger_batch_than_one_in_which_it_los
     """There a guess costs more; looking would cost time for nothing."""
     controller = HybridByLoad(threshold=8, max_batch_size=16)
     controller.note_load(4)
-    run(controller, {AR: 40.0, LOW: 30.0, SD: 20.0, SSD: 10.0}, 40)
+    modes_of(controller, {AR: 40.0, LOW: 30.0, SD: 20.0, SSD: 10.0}, 40)
     assert controller.mode is AR
     controller.note_load(16)
-    assert set(run(controller, {AR: 40.0, LOW: 30.0, SD: 1.0, SSD: 1.0}, 40)) == {AR, LOW}
+    assert set(modes_of(controller, {AR: 40.0, LOW: 30.0, SD: 1.0, SSD: 1.0}, 40)) == {AR, LOW}
 
 
 def test_hybrid_tries_drafting_at_once_where_it_paid_in_a_smaller_batch() -> None:
@@ -123,11 +115,11 @@ def test_hybrid_tries_drafting_at_once_where_it_paid_in_a_smaller_batch() -> Non
     speeds = {AR: 10.0, LOW: 11.0, SD: 20.0, SSD: 30.0}
     known, unknown = (HybridByLoad(threshold=8, max_batch_size=16) for _ in range(2))
     known.note_load(1)
-    run(known, speeds, 8 * LOOK)
+    modes_of(known, speeds, 8 * LOOK)
     for controller in (known, unknown):
         controller.note_load(4)
-    assert SSD in run(known, speeds, 8 * LOOK)
-    assert not {SD, SSD} & set(run(unknown, speeds, 2 * LOOK))
+    assert SSD in modes_of(known, speeds, 8 * LOOK)
+    assert not {SD, SSD} & set(modes_of(unknown, speeds, 2 * LOOK))
 
 
 def test_hybrid_begins_with_lookups_above_the_threshold_only() -> None:
@@ -149,7 +141,7 @@ def test_a_queue_makes_the_batch_no_larger() -> None:
     """What waits costs nothing: the modes of a full batch are measured once."""
     controller = HybridByLoad(threshold=8, max_batch_size=4)
     controller.note_load(4)
-    run(controller, {AR: 10.0, LOW: 20.0, SD: 30.0, SSD: 40.0}, LONG)
+    modes_of(controller, {AR: 10.0, LOW: 20.0, SD: 30.0, SSD: 40.0}, LONG)
     controller.note_load(400)
     assert controller.mode is SSD
 
@@ -158,7 +150,7 @@ def test_a_single_request_may_be_fastest_with_lookups() -> None:
     """Where a draft model is too dear, what the text repeats still costs nothing."""
     controller = HybridByLoad(threshold=8, max_batch_size=8)
     controller.note_load(1)
-    modes = run(controller, {AR: 10.0, LOW: 12.0, SD: 8.0, SSD: 9.0}, 8 * LOOK)
+    modes = modes_of(controller, {AR: 10.0, LOW: 12.0, SD: 8.0, SSD: 9.0}, 8 * LOOK)
     assert set(modes) == {AR, LOW, SD, SSD}
     assert modes[-1] is LOW
 
