@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -128,7 +128,7 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         parts, self._parts = self._running, None
-        if self._thread.is_alive:
+        with suppress(EngineClosedError):  # its thread may be ending by itself just now
             self._thread.call(parts.core.close)
         await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
         await asyncio.to_thread(parts.close)
@@ -183,9 +183,10 @@ class Engine:
                 left -= piece.finish_reason is not None
                 yield spelled(piece, spellings) if spellings else piece
         finally:
-            if left and self._thread.is_alive:
-                for sequence, _ in prepared:
-                    self._thread.call(parts.core.cancel, sequence)
+            if left:
+                with suppress(EngineClosedError):
+                    for sequence, _ in prepared:
+                        self._thread.call(parts.core.cancel, sequence)
 
     async def complete(self, request: Request | str, params: SamplingParams | None = None) -> Answer:
         """The whole answer at once; raises as `generate` does."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from ssd_runtime.app import SILENT_SECONDS, Engine
 from ssd_runtime.clock import ManualClock
 from ssd_runtime.engine.target_lane import TargetLane
-from ssd_runtime.errors import ConfigError, EngineError
+from ssd_runtime.errors import ConfigError, EngineClosedError, EngineError
 from ssd_runtime.memory.kv import PagedKV
 from ssd_runtime.messages import ForwardRow
 from ssd_runtime.models.decoder import Decoder
@@ -113,6 +113,40 @@ async def test_an_engine_whose_target_is_lost_ends_and_says_so(monkeypatch: pyte
             await asyncio.sleep(0)
         with pytest.raises(EngineError):
             await engine.complete(asked("late"))
+
+
+class Lingering:
+    """A timer whose cancellation takes until `release` is set."""
+
+    def __init__(self) -> None:
+        self.reached, self.release = threading.Event(), threading.Event()
+
+    def cancel(self) -> None:
+        """Hold the thread that calls."""
+        self.reached.set()
+        self.release.wait()
+
+
+async def test_leaving_and_closing_raise_nothing_while_the_thread_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its loop takes no calls any more, and yet it counts as alive."""
+    monkeypatch.setattr("ssd_runtime.engine.thread.BEAT_SECONDS", 1e6)
+    engine, timer = toy_engine("scheduler.policy=autoregressive"), Lingering()
+    await engine.__aenter__()
+    pieces = engine.generate(asked(max_tokens=400))
+    await anext(pieces)
+    engine._thread._timer = timer  # type: ignore[assignment]
+    engine._thread.call(engine._running.core.close)
+    await asyncio.to_thread(timer.reached.wait)
+    assert engine._thread.is_alive
+    with pytest.raises(EngineClosedError):
+        engine._thread.call(timer.release.set)
+    await pieces.aclose()
+    closing = asyncio.create_task(engine.__aexit__(None, None, None))
+    await asyncio.sleep(0)
+    timer.release.set()
+    await closing
 
 
 async def test_an_engine_whose_loop_is_blocked_is_not_alive() -> None:
