@@ -3,10 +3,11 @@
     python scripts/load_daemon.py --clients 64 --seconds 120
     python scripts/load_daemon.py --clients 8 --seconds 120 --slow 8
 
-Starts the daemon with the embedded model. Each client asks again and again, over a connection of its own.
-Slow clients ask for long answers with much in each event, and read a byte a second. Ends with status 1 when a
-client got an error, when nobody got an answer, or when the daemon's memory grew by more than `--growth` after
-a third of the time.
+Starts the daemon with the embedded model, and fills its KV caches first: their memory becomes resident with
+the first use, and kept prompts use all of it sooner or later. Each client asks again and again, over a
+connection of its own. Slow clients ask for long answers with much in each event, and read a byte a second.
+Ends with status 1 when a client got an error, when nobody got an answer, or when the daemon's memory grew by
+more than `--growth` after a third of the time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
 from ssd_runtime.bench.figures import percentile
 from ssd_runtime.testing.daemon import COMMAND, QUIET, running
@@ -38,8 +40,9 @@ PROMPTS = (
 TOKENS = 64
 STEPS = 6
 """Of the memory's course, in the report."""
-KV_CACHE = ("--set", "engine.kv_cache_tokens=8192")
-"""The cache's memory becomes resident as it fills, and kept prompts fill it: so that it is full at once."""
+CACHE_TOKENS = 8192
+FILLING = 512
+"""Tokens in each of the prompts that fill the caches before the clock starts."""
 HEAD = (
     "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
     "Connection: close\r\nContent-Type: application/json\r\n"
@@ -149,8 +152,21 @@ def resident_bytes(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+async def fill(port: int) -> None:
+    """Have the target's cache and the draft's full of kept prompts."""
+    seen, random = Seen(), Random(1)
+    for _ in range(2 * CACHE_TOKENS // FILLING):
+        prompt = [random.randrange(1000, 10000) for _ in range(FILLING)]
+        body = {"prompt": prompt, "max_tokens": 8, "stream": True, "speculation": {"mode": "ssd"}}
+        async with asked(port, body) as reader:
+            await read_answer(reader, seen)
+    if seen.errors:
+        raise RuntimeError(f"the caches could not be filled: {seen.errors[0]}")
+
+
 async def load(port: int, pid: int, options: argparse.Namespace) -> Seen:
     """Everything at once, for the time that was asked for."""
+    await fill(port)
     seen, started = Seen(), time.perf_counter()
     until = started + options.seconds
     watching = asyncio.create_task(watch(pid, started, seen))
@@ -202,7 +218,8 @@ def main() -> int:
     parser.add_argument("--log", type=Path, help="where the report is kept, too")
     options = parser.parse_args()
     chosen = [part for setting in options.settings for part in ("--set", setting)]
-    with running(*COMMAND, "--mode", options.mode, *KV_CACHE, *chosen, *QUIET) as daemon:
+    cache = ("--set", f"engine.kv_cache_tokens={CACHE_TOKENS}")
+    with running(*COMMAND, "--mode", options.mode, *cache, *chosen, *QUIET) as daemon:
         daemon.logged("ready")
         seen = asyncio.run(load(daemon.port, daemon.process.pid, options))
     grown = growth(seen, options.seconds)

@@ -21,6 +21,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -143,8 +144,10 @@ class Mutants:
 
 def work_of(pid: int) -> tuple[float, bool]:
     """A process's seconds of work, and whether all of its threads wait (not for a core)."""
-    stats = [path.read_text(encoding="utf-8") for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-    fields = [stat.rpartition(")")[2].split() for stat in stats]
+    fields: list[list[str]] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):  # a thread that has ended since
+            fields.append(path.read_text(encoding="utf-8").rpartition(")")[2].split())
     ticks = sum(int(each[11]) + int(each[12]) for each in fields)
     return ticks / os.sysconf("SC_CLK_TCK"), all(each[0] == "S" for each in fields)
 
