@@ -51,6 +51,12 @@ def test_fewer_paths_than_were_tried_are_expected_to_be_cheaper() -> None:
     assert chooser(0.025, {8: 0.012}, [0] * 50).choose(1) == 1
 
 
+def test_a_count_that_was_never_tried_costs_what_the_nearest_one_did() -> None:
+    """Not what the smallest did: paths beyond a jump in the cost are not taken for cheap."""
+    jump = {1: 0.01, 6: 10.0}
+    assert chooser(0.1, jump, [0, 1, 2, 3, 4, 5, 6, 7]).choose(1) < 4
+
+
 def test_more_rows_make_every_path_dearer() -> None:
     """The budget of a row never grows with the batch."""
     dear = {paths: 0.01 + 0.004 * paths for paths in (1, 2, 4, 8, 16, 32, 64)}

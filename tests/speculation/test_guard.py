@@ -87,6 +87,15 @@ def guarded(proposer: Scripted, trusted: bool, **options: Any) -> GuardedPropose
 
 
 @pytest.mark.parametrize("trusted", [True, False])
+def test_only_a_proposer_that_is_not_trusted_has_a_thread(trusted: bool) -> None:
+    """A trusted one is called where it is asked."""
+    name = f"threaded-{not trusted}"
+    one = guarded(Scripted(lambda: []), trusted, name=name)
+    assert any(name in thread.name for thread in threading.enumerate()) == (not trusted)
+    one.close()
+
+
+@pytest.mark.parametrize("trusted", [True, False])
 @pytest.mark.parametrize("answer", [[], [0], (1, 2), ListSubclass([99, 0, 5, 7]), range(4)])
 async def test_valid_answer_passes_unchanged(answer: Sequence[int], trusted: bool) -> None:
     """Up to k ids within the vocabulary, in any sequence, come through as a tuple."""

@@ -90,6 +90,16 @@ def test_hybrid_measures_each_size_of_batch_for_itself() -> None:
     assert modes(controller, [1] * STEADY_ROUNDS)[-1] is SSD
 
 
+def test_hybrid_takes_a_batch_for_smaller_when_it_has_been_so_for_a_while() -> None:
+    """At once only when there is nobody left."""
+    controller = HybridByLoad(threshold=8, max_batch_size=16)
+    for load in (1, 8):
+        controller.note_load(load)
+        modes_of(controller, {AR: 10.0, LOW: 11.0, SD: 20.0, SSD: 30.0 if load == 1 else 1.0}, 8 * LOOK)
+    assert modes(controller, [1] * STEADY_ROUNDS) == [SD] * (STEADY_ROUNDS - 1) + [SSD]
+    assert modes(controller, [8, 0, 1]) == [SD, SSD, SSD]
+
+
 def test_hybrid_holds_what_it_measured_whatever_the_threshold_says() -> None:
     """The measured switch point overrides it: SSD for nine, if that is faster."""
     controller = HybridByLoad(threshold=8, max_batch_size=16)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from ssd_runtime.clock import ManualClock
 from ssd_runtime.engine.scheduler import BatchRow
 from ssd_runtime.messages import Draw, RowFailure, Verdict
 from ssd_runtime.sequence import Sequence as TokenSequence
@@ -226,6 +227,70 @@ async def test_what_was_prepared_before_the_mode_changed_is_not_counted_as_a_mis
     assert not proposal.looked_up
 
 
+async def test_where_there_is_no_room_for_drafts_nothing_is_looked_up() -> None:
+    """Neither a hit nor a miss, although the very outcome was prepared."""
+    play, one = Play(), sequence(max_len=6)
+    await play.round([one], [Verdict(0, 9)], prepared(Branch(0, 9, Proposal((5,)))))
+    assert play.rows(one)[0].max_drafts == 0
+    [proposal] = await play.round([one], [Verdict(0, 9)], prepared())
+    assert (proposal.token_ids, proposal.looked_up) == ((), False)
+
+
+async def test_in_another_mode_what_was_prepared_is_not_served() -> None:
+    """Also where there is room for it."""
+    play, one = Play(), sequence()
+    await play.round([one], [Verdict(0, 9)], prepared(Branch(0, 9, Proposal((5,)))))
+    play.speculator.modes = Modes(FixedMode(RowMode.SPECULATIVE), has_draft=True)
+    [proposal] = await play.round([one], [Verdict(0, 9)], prepared())
+    assert (proposal.token_ids, proposal.looked_up) == ((), False)
+
+
+async def test_prepared_outcomes_are_counted_over_all_rounds() -> None:
+    """One a branch, whoever takes it."""
+    play, one = Play(), sequence()
+    for _ in range(3):
+        two = (Branch(0, 9, Proposal((5,))), Branch(0, 8, Proposal((6,))))
+        await play.round([one], [Verdict(0, 7)], prepared(*two))
+    assert play.speculator.num_branches == 6
+
+
+async def test_how_long_a_verification_takes_is_what_the_budget_hears() -> None:
+    """From the draft's start to the verdicts."""
+
+    class Hearing(BudgetChooser):
+        def note_verification(self, seconds: float) -> None:
+            """Notes them."""
+            heard.append(seconds)
+
+    play, heard, clock = Play(), list[float](), ManualClock()
+    play.speculator._clock, play.speculator._budget = clock, Hearing(4, 4)
+    rows = play.rows(sequence())
+    build = play.speculator.branch(rows, await play.speculator.take(rows))
+    clock.advance(0.25)
+    play.lane.complete(prepared())
+    await play.speculator.stage(build, [Verdict(0, 9)])
+    assert heard == [0.25]
+
+
+async def test_a_shadow_hears_of_every_committed_token_once() -> None:
+    """Whatever happened in the round in which it was committed."""
+    play, one = Play(), sequence()
+    heard = list[int]()
+    cache = play.memories.of(one.uid).cache
+    assert cache is not None
+    update = cache.update
+
+    def noted(token_ids: Sequence[int]) -> None:
+        heard.extend(token_ids)
+        update(token_ids)
+
+    cache.update = noted  # type: ignore[method-assign]
+    for bonus in (9, 8, 7):
+        await play.round([one], [Verdict(0, bonus)], prepared())
+    play.speculator.branch(play.rows(one), await play.speculator.take(play.rows(one)))
+    assert heard == one.token_ids
+
+
 async def test_a_draft_out_of_service_leaves_the_target_all_cores() -> None:
     """Nothing is prepared, so the lanes do not work together."""
     play = Play()
@@ -252,9 +317,11 @@ async def test_only_rounds_that_decode_and_emit_say_how_fast_a_mode_is() -> None
     play, noted = Play(), list[int]()
     play.speculator.modes = Modes(Listening(RowMode.AUTOREGRESSIVE), has_draft=True)
     reading = TokenSequence(Request("r"), 9, list(range(9)), Draw(0, 0.0), 50)
-    both = [BatchRow(sequence(), 1, 4), BatchRow(reading, 4, 0)]
-    build = play.speculator.branch(both, await play.speculator.take(both))
-    await play.speculator.stage(build, [Verdict(0, 9), None])
+    last_chunk = TokenSequence(Request("r"), 9, list(range(9)), Draw(0, 0.0), 50, kv_len=5)
+    for beside, verdict in ((BatchRow(reading, 4, 0), None), (BatchRow(last_chunk, 4, 0), Verdict(0, 9))):
+        both = [BatchRow(sequence(), 1, 4), beside]
+        build = play.speculator.branch(both, await play.speculator.take(both))
+        await play.speculator.stage(build, [Verdict(0, 9), verdict])
     await play.round([sequence()], [Verdict(0, 9)], prepared())
     alone = play.rows(sequence())
     build = play.speculator.branch(alone, await play.speculator.take(alone))

@@ -33,9 +33,10 @@ def seen(path: Path) -> list[int]:
     return path.state.token_ids
 
 
-@given(st.lists(tokens, max_size=40), st.lists(tokens, max_size=40))
-def test_the_common_prefix_is_the_naive_one(a: list[int], b: list[int]) -> None:
+@given(*[st.lists(tokens, max_size=40)] * 3)
+def test_the_common_prefix_is_the_naive_one(begin: list[int], a: list[int], b: list[int]) -> None:
     """The same as comparing token by token."""
+    a, b = begin + a, begin + b
     naive = 0
     while naive < min(len(a), len(b)) and a[naive] == b[naive]:
         naive += 1
