@@ -90,7 +90,7 @@ def guarded(proposer: Scripted, trusted: bool, **options: Any) -> GuardedPropose
 def test_only_a_proposer_that_is_not_trusted_has_a_thread(trusted: bool) -> None:
     """A trusted one is called where it is asked."""
     name = f"threaded-{not trusted}"
-    one = guarded(Scripted(lambda: []), trusted, name=name)
+    one = guarded(Scripted(list), trusted, name=name)
     assert any(name in thread.name for thread in threading.enumerate()) == (not trusted)
     one.close()
 
