@@ -132,6 +132,16 @@ def test_guesses_that_grow_and_shrink_are_followed_token_by_token() -> None:
         assert torch.equal(got, Followers(VOCAB).process(rules, logits_of(1), text, len(text), ()))
 
 
+def test_a_guess_that_begins_as_the_text_does_is_followed_too() -> None:
+    """It is compared with what was guessed before, not with what is settled."""
+    rules = Rules(4, repetition_penalty=2.0, frequency_penalty=1.0)
+    followers = Followers(VOCAB)
+    for guessed in ([], [7], PROMPT[:1], PROMPT[:3]):
+        got = followers.process(rules, logits_of(1), PROMPT, 4, guessed)
+        text = [*PROMPT, *guessed]
+        assert torch.equal(got, Followers(VOCAB).process(rules, logits_of(1), text, len(text), ()))
+
+
 def test_a_shorter_settled_text_is_followed_back() -> None:
     """A command that was made earlier is judged by what was settled then."""
     rules = Rules(4, repetition_penalty=2.0, min_tokens=2, end_ids=frozenset({1}))

@@ -34,6 +34,14 @@ def test_a_catch_up_guesses_every_position_from_the_first_wanted(num_missing: in
     assert sorted(line.guesses) == list(range(max(first, 1), num_missing + 1))
 
 
+@pytest.mark.parametrize(("read", "wanted"), [(4, 1), (5, 2), (6, 1), (7, 4)])
+def test_the_guesses_of_a_catch_up_stand_behind_the_sent_tokens_before_them(read: int, wanted: int) -> None:
+    """So a rule sees the text of that position: four settled tokens, then those sent up to there."""
+    sent = (7, 8, 9)
+    line = CatchUp(Path(DraftState(read), 0), (), GREEDY, range(4), sent)
+    assert line.guessed(wanted) == [sent[:end] for end in range(read - 4 - wanted + 1, read - 4 + 1)]
+
+
 def test_what_is_banned_is_no_guess() -> None:
     """A ranking of more tokens than may come ends with those that may not."""
     assert guess_of((5, 6, 7), (0.0, -2.0, BANNED)) == Guess((5, 6), 2.0)

@@ -44,6 +44,14 @@ def test_unknown_end_has_no_continuation() -> None:
     assert tree.continuation([1], 4) == []
 
 
+def test_a_token_that_was_only_ever_context_is_not_proposed_beside_one_that_was_drafted() -> None:
+    """It has no likelihood, whichever came first."""
+    tree = ShadowTree(100)
+    tree.insert([1, 2, 3], [4], [0.9])
+    tree.insert([1, 2], [7], [0.1])
+    assert tree.continuation([1, 2], 1) == [7]
+
+
 def test_longest_known_end_wins_over_likelier_continuations() -> None:
     """A match of two tokens is preferred to a likelier one of a single token."""
     tree = ShadowTree(100)
