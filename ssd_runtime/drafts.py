@@ -110,6 +110,7 @@ def decoder_draft(
     """A loaded model as a draft, with KV for every running row's trunk and branches.
 
     So whoever the target has admitted has room in the draft too: what the prefix cache keeps is no obstacle.
+    It keeps no more tokens than the target's can: the room is for the worst case, and seldom touched.
 
     On the native path in half precision, which is half the memory; as many drafts are accepted (of those
     of SmolLM2-135M with its own blocks 0.912, with float32 0.911).
@@ -124,7 +125,7 @@ def decoder_draft(
     num_blocks = -(-tokens // DRAFT_BLOCK_SIZE)
     lower = "engine.max_batch_size, scheduler.max_tokens or engine.branch_budget"
     kv = new_kv(loaded.decoder, num_blocks, DRAFT_BLOCK_SIZE, dtype, whose="draft", lower=lower)
-    blocks = BlockManager(num_blocks, DRAFT_BLOCK_SIZE)
+    blocks = BlockManager(num_blocks, DRAFT_BLOCK_SIZE, settings.kv_cache_tokens // DRAFT_BLOCK_SIZE)
     return DecoderDraft(loaded.decoder, kv, blocks, vocab_size, prefix_stats)
 
 

@@ -28,12 +28,17 @@ class BlockManager:
     another (`pin`), so that a block it reads or writes cannot be given to anybody else.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, most_cached: int | None = None) -> None:
+        """most_cached: blocks that are kept at most though nobody holds them; by default as many as there are.
+
+        Free blocks are used again before untouched ones, so it also bounds how much memory becomes resident.
+        """
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._free = list(range(num_blocks - 1, -1, -1))
         self._references = [0] * num_blocks
         self._prefixes = PrefixIndex()
+        self._most_cached = num_blocks if most_cached is None else most_cached
 
     @property
     def num_free(self) -> int:
@@ -144,6 +149,8 @@ class BlockManager:
             self._references[block] -= 1
             if self._references[block] == 0 and not self._prefixes.leave(block):
                 self._free.append(block)
+        while self._prefixes.num_idle > self._most_cached:
+            self._free.append(self._prefixes.evict())
 
     def check(self, holders: Iterable[Sequence[int]]) -> None:
         """Assert that free + cached + held = total, and that `holders` (tables, pins) are all who hold."""

@@ -271,6 +271,23 @@ def test_the_block_that_was_left_first_is_given_up_first_and_of_one_text_the_las
     assert tuple(len(manager.match(digests(text, 1))) for text in ([1, 2], [3, 4])) == kept
 
 
+def test_no_more_is_kept_than_is_allowed_and_no_other_memory_touched_for_it() -> None:
+    """What is above it goes, oldest first, and its blocks are the next to be used."""
+    manager, used = BlockManager(100, 2, most_cached=6), set[int]()
+    for text in range(50):
+        table: list[int] = []
+        manager.grow(table, 8)
+        used |= set(table)
+        manager.register(table, digests([text] * 8, 2))
+        manager.drop(table)
+        assert manager.num_cached == min(6, 4 * (text + 1))
+        found = manager.match(digests([text] * 8, 2))
+        assert len(found) == 4
+        manager.drop(found)
+    assert len(used) <= 6 + 4
+    manager.check([])
+
+
 def test_under_pressure_nobody_loses_a_block_that_is_held() -> None:
     """Found blocks are held like any others: there is memory for nobody else."""
     manager = BlockManager(2, 2)
