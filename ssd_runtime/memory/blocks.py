@@ -29,7 +29,7 @@ class BlockManager:
     """
 
     def __init__(self, num_blocks: int, block_size: int, most_cached: int | None = None) -> None:
-        """most_cached: blocks that are kept at most though nobody holds them; by default as many as there are.
+        """most_cached: blocks that are kept at most though nobody holds them; None: as many as there are.
 
         Free blocks are used again before untouched ones, so it also bounds how much memory becomes resident.
         """

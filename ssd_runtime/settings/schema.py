@@ -148,8 +148,8 @@ class EngineSettings(_Section):
     kv_cache_tokens: Int | None = Field(
         None,
         ge=1,
-        description="Tokens in the target's KV cache; left out: max_batch_size × scheduler.max_tokens. Of what "
-        "was read and ended, a draft keeps as many at most.",
+        description="Tokens in the target's KV cache; left out: max_batch_size × scheduler.max_tokens. "
+        "Of what was read and ended, a draft keeps as many at most.",
     )
 
 
