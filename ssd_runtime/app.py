@@ -26,6 +26,7 @@ from ssd_runtime.settings.difference import Difference
 from ssd_runtime.settings.load import Loaded, load_settings
 from ssd_runtime.settings.schema import Settings
 from ssd_runtime.snapshots import EngineSnapshot
+from ssd_runtime.telemetry.log import provide_logging
 from ssd_runtime.telemetry.trace import RecordSink
 from ssd_runtime.types import Answer, FinishReason, Mode, Output, Request, SamplingParams
 
@@ -60,6 +61,7 @@ class Engine:
 
         plugins: objects with hooks, registered after those that are installed or configured.
         """
+        provide_logging(loaded.settings.log)
         self._loaded = loaded
         self._progress = progress
         self._trace = trace

@@ -14,19 +14,32 @@ from ssd_runtime.settings.schema import LogSettings
 
 def configure_logging(settings: LogSettings) -> None:
     """Set up structlog, and Python's logging beside it, for this process."""
-    level = logging.getLevelNamesMapping()[settings.level.upper()]
-    structlog.configure(
-        processors=[*_shared(), *_rendering(settings.format)],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=lambda *names: structlog.PrintLogger(sys.stderr),
-    )
+    _configure_structlog(settings)
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=_shared(),
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_rendering(settings.format)],
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
-    logging.basicConfig(handlers=[handler], level=max(level, logging.WARNING), force=True)
+    logging.basicConfig(handlers=[handler], level=max(_level(settings), logging.WARNING), force=True)
+
+
+def provide_logging(settings: LogSettings) -> None:
+    """Set up structlog where the program has not: by itself it prints everything, and to stdout."""
+    if not structlog.is_configured():
+        _configure_structlog(settings)
+
+
+def _configure_structlog(settings: LogSettings) -> None:
+    structlog.configure(
+        processors=[*_shared(), *_rendering(settings.format)],
+        wrapper_class=structlog.make_filtering_bound_logger(_level(settings)),
+        logger_factory=lambda *names: structlog.PrintLogger(sys.stderr),
+    )
+
+
+def _level(settings: LogSettings) -> int:
+    return logging.getLevelNamesMapping()[settings.level.upper()]
 
 
 def _shared() -> Sequence[Processor]:

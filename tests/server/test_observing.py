@@ -96,7 +96,6 @@ async def test_spans_are_sent_before_the_end() -> None:
 async def test_a_line_about_a_request_has_its_id() -> None:
     """The one that its client got, whoever writes the line."""
     structlog.contextvars.clear_contextvars()
-    structlog.reset_defaults()  # another test may have asked for warnings only
     with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as entries:
         async with served(FakeEngine()) as (app, _):
             for stream in (False, True):
