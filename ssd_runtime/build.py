@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssd_runtime.capacity import new_kv
+from ssd_runtime.capacity import TARGET_LOWER, new_kv
 from ssd_runtime.clock import monotonic
 from ssd_runtime.device.lane import CommandRecord, Worker
 from ssd_runtime.engine.core import EngineCore
@@ -193,15 +193,8 @@ class _Builder:
 
     def _target_kv(self, model: LoadedModel, num_blocks: int) -> PagedKV:
         engine = self._settings.engine
-        lower = "engine.kv_cache_tokens, engine.max_batch_size or scheduler.max_tokens, or choose a smaller "
-        return new_kv(
-            model.decoder,
-            num_blocks,
-            engine.block_size,
-            _kv_dtype(engine.kv_cache_dtype),
-            whose="target",
-            lower=lower + "engine.kv_cache_dtype",
-        )
+        dtype = _kv_dtype(engine.kv_cache_dtype)
+        return new_kv(model.decoder, num_blocks, engine.block_size, dtype, whose="target", lower=TARGET_LOWER)
 
     def _target_worker(self, model: LoadedModel, kv: PagedKV) -> Worker:
         chosen = self._settings.engine.sampler

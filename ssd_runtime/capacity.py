@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ssd_runtime.models.decoder import Decoder
 
 GIB = 1 << 30
+TARGET_LOWER = (
+    "engine.kv_cache_tokens, engine.max_batch_size or scheduler.max_tokens, "
+    "or choose a smaller engine.kv_cache_dtype"
+)
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -30,18 +34,29 @@ def new_kv(
 
     config, tokens = decoder.config, num_blocks * block_size
     nbytes = tokens * config.layers * config.kv_heads * entry_bytes(dtype, config.head_dim)
-    there = host_memory() if decoder.transfer.device.type == "cpu" else None
-    refusal = ConfigError(
-        f"the {whose}'s KV cache of {tokens} tokens takes {nbytes / GIB:.1f} GiB"
-        + (f", and this machine has {there / GIB:.1f} GiB" if there else ", and so much cannot be had")
-        + f"; lower {lower}"
-    )
-    if there is not None and nbytes > there:
-        raise refusal
+    if decoder.transfer.device.type == "cpu":
+        require_host_memory(nbytes, tokens, whose=whose, lower=lower)
     try:
         return decoder.new_kv(num_blocks, block_size, dtype)
     except (MemoryError, OSError, OverflowError, RuntimeError) as error:
-        raise refusal from error
+        raise ConfigError(
+            f"{_takes(nbytes, tokens, whose)}, and so much cannot be had; lower {lower}"
+        ) from error
+
+
+def require_host_memory(
+    nbytes: int, tokens: int, *, whose: str = "target", lower: str = TARGET_LOWER
+) -> None:
+    """Raise `ConfigError` where a KV cache of so many tokens is larger than this machine's memory."""
+    there = host_memory()
+    if there is not None and nbytes > there:
+        raise ConfigError(
+            f"{_takes(nbytes, tokens, whose)}, and this machine has {there / GIB:.1f} GiB; lower {lower}"
+        )
+
+
+def _takes(nbytes: int, tokens: int, whose: str) -> str:
+    return f"the {whose}'s KV cache of {tokens} tokens takes {nbytes / GIB:.1f} GiB"
 
 
 def host_memory() -> int | None:

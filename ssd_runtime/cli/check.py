@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ssd_runtime.capacity import require_host_memory
 from ssd_runtime.cli import examples
 from ssd_runtime.cli.options import ConfigOption, ModeOption, SetOption, load
 from ssd_runtime.hooks.manager import PluginManager
@@ -39,18 +40,20 @@ def check(config: ConfigOption = None, overrides: SetOption = None, mode: ModeOp
     manager = PluginManager()
     manager.load(loaded.settings.plugins)
     check_parts(loaded, manager.registries)
+    placement = places(loaded)
+    on_host = placement.target_device == "cpu"
     rows = [
         ("configuration", str(config or "built in")),
         ("plugins", ", ".join(manager.names())),
-        *_rows(loaded.settings, manager.registries),
-        ("placement", _placement(places(loaded))),
+        *_rows(loaded.settings, manager.registries, on_host=on_host),
+        ("placement", _placement(placement)),
         ("cpu kernels", _kernels()),
     ]
     for name, text in rows:
         typer.echo(f"{name:14} {text}")
 
 
-def _rows(settings: Settings, registries: Registries) -> Iterator[tuple[str, str]]:
+def _rows(settings: Settings, registries: Registries, *, on_host: bool) -> Iterator[tuple[str, str]]:
     from ssd_runtime.models.loading import resolve
 
     engine = settings.engine
@@ -63,7 +66,7 @@ def _rows(settings: Settings, registries: Registries) -> Iterator[tuple[str, str
     yield "draft", _draft(settings, registries)
     yield "mode", settings.scheduler.policy.value
     yield "context", _context(settings, shape)
-    yield "kv cache", _kv_cache(settings, shape)
+    yield "kv cache", _kv_cache(settings, shape, on_host=on_host)
 
 
 def _found(source: ModelSource) -> str:
@@ -128,11 +131,13 @@ def _context(settings: Settings, shape: DecoderConfig | None) -> str:
     return f"{shape.max_position} tokens a request, the model's own limit (scheduler.max_tokens: {wanted})"
 
 
-def _kv_cache(settings: Settings, shape: DecoderConfig | None) -> str:
+def _kv_cache(settings: Settings, shape: DecoderConfig | None, *, on_host: bool) -> str:
     dtype = settings.engine.kv_cache_dtype
     text = f"{settings.kv_cache_tokens} tokens, {dtype}"
     if shape is None:
         return text
     entry = 2 * (shape.head_dim * KV_BYTES[dtype] + KV_SCALE_BYTES[dtype])
     size = settings.kv_cache_tokens * shape.layers * shape.kv_heads * entry
+    if on_host:
+        require_host_memory(size, settings.kv_cache_tokens)
     return f"{text}, {size / 1e6:.0f} MB"

@@ -120,6 +120,14 @@ class TestCheck:
         assert "8192 tokens a request, the model's own limit (scheduler.max_tokens: 10000)" in out
         assert "10000 tokens, float32, 461 MB" in out
 
+    @pytest.mark.model
+    def test_a_cache_larger_than_the_machine_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """What would not start does not pass the check either."""
+        assert run("check", "--set", "engine.kv_cache_tokens=100000000000") == 2
+        printed = capsys.readouterr()
+        assert "ssd-run: the target's KV cache of 100000000000 tokens takes 429153" in printed.err
+        assert printed.out == ""
+
 
 class TestMistakes:
     @pytest.mark.parametrize(
