@@ -20,9 +20,13 @@ _PLAIN = {escaped: plain for plain, escaped in _ESCAPES.items()}
 
 
 class Format(Protocol):
-    """Turns lines into request bodies, and answers into lines. `streams`: pieces may be shown."""
+    """Turns lines into request bodies, and answers into lines.
+
+    streams: pieces may be shown. errors_in: where a reader of stderr finds what was wrong.
+    """
 
     streams: bool
+    errors_in: str
 
     def body(self, line: bytes) -> Mapping[str, Any]:
         """The request's fields; raises `RequestError`."""
@@ -41,6 +45,7 @@ class TextFormat:
     """A prompt a line, an escaped answer a line; an error goes to stderr and leaves its line empty."""
 
     streams = True
+    errors_in = "see above"
 
     def __init__(self, complain: Callable[[str], None], *, raw: bool = False) -> None:
         self._complain = complain
@@ -56,7 +61,7 @@ class TextFormat:
 
     def error(self, request_id: object, index: int, error: SSDError) -> str:
         """Nothing, so that line n of the output belongs to line n of the input."""
-        self._complain(f"line {index + 1}: {error}")
+        self._complain(_message(index, error))
         return ""
 
 
@@ -64,10 +69,17 @@ class JsonLinesFormat:
     """A JSON object a line, in and out."""
 
     streams = False
+    errors_in = "see error in the output lines"
 
     def body(self, line: bytes) -> Mapping[str, Any]:
         """The line's object."""
-        return json_object(decoded(line))
+        text = decoded(line)
+        if not text.strip():
+            raise RequestError("empty; expected a JSON object")
+        try:
+            return json_object(text)
+        except RequestError as error:
+            raise _within_line(error) from None
 
     def answer(self, request_id: object, answer: Answer) -> str:
         """Everything that is known about the answer; of several, the first and then all as `choices`."""
@@ -94,7 +106,20 @@ class JsonLinesFormat:
     def error(self, request_id: object, index: int, error: SSDError) -> str:
         """The error in the place of the answer; `id` null where the line has none that can be read."""
         param = error.param if isinstance(error, RequestError) else None
-        return _line({"id": request_id, "error": {"type": error.type, "message": str(error), "param": param}})
+        fields = {"type": error.type, "message": _message(index, error), "param": param}
+        return _line({"id": request_id, "error": fields})
+
+
+def _message(index: int, error: SSDError) -> str:
+    return f"line {index + 1}: {error}"
+
+
+def _within_line(error: RequestError) -> RequestError:
+    """`error` with the column alone: the decoder counts lines too, and has only ever seen this one."""
+    found = error.__context__
+    if not isinstance(found, json.JSONDecodeError):
+        return error
+    return RequestError(f"not valid JSON: column {found.colno}: {found.msg}")
 
 
 def _choice(answer: Answer) -> dict[str, Any]:

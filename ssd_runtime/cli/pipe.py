@@ -196,7 +196,7 @@ async def run_pipe(
     Returns the exit status.
     """
     line = line or wait_line(complain)
-    summary = Summary(monotonic)
+    summary = Summary(monotonic, form.errors_in)
     output = OutputStream(stdout)
     async with started(make, line) as engine:
         summary.start()

@@ -10,12 +10,13 @@ from ssd_runtime.types import Answer, SpeculationStats
 
 
 class Summary:
-    """Counts answers; reading it gives the line."""
+    """Counts answers; reading it gives the line. errors_in: where to look for what was wrong."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, errors_in: str = "") -> None:
         self.answered = 0
         self.failed = 0
         self._clock = clock
+        self._errors_in = errors_in
         self._start = clock()
         self._tokens = 0
         self._first_token_seconds: list[float] = []
@@ -40,8 +41,9 @@ class Summary:
     def __str__(self) -> str:
         seconds = self._clock() - self._start
         rate = f": {self._tokens / seconds:.1f} tokens/s" if seconds > 0 else ""
+        where = f" ({self._errors_in})" if self.failed and self._errors_in else ""
         parts = [
-            f"{self.answered + self.failed} requests, {self.failed} failed",
+            f"{self.answered + self.failed} requests, {self.failed} failed{where}",
             f"{self._tokens} tokens in {seconds:.1f} s{rate}",
         ]
         if self._first_token_seconds:

@@ -177,7 +177,7 @@ async def test_bad_json_lines_are_errors_in_their_place() -> None:
         b'{"id": [], "prompt": "x"}',
         b'{"id": "n", "prompt": "x", "top_p": NaN}',
     ]
-    status, out, _, _ = await answers(b"\n".join(lines), jsonl=True)
+    status, out, notes, _ = await answers(b"\n".join(lines), jsonl=True)
     got = [json.loads(line) for line in out.splitlines()]
     assert status == 1
     assert [answer["id"] for answer in got] == [None, None, 4, 5, "4", None, None]
@@ -191,6 +191,18 @@ async def test_bad_json_lines_are_errors_in_their_place() -> None:
         None,
     ]
     assert got[2]["text"] == "ok"
+    for number, answer in enumerate(got, 1):
+        assert number == 3 or answer["error"]["message"].startswith(f"line {number}: ")
+    assert notes[0].startswith("7 requests, 6 failed (see error in the output lines); ")
+
+
+async def test_errors_of_json_lines_name_the_line_of_the_input() -> None:
+    """And the place in it; a line without anything in it is called empty, and counts."""
+    _, out, _, _ = await answers(b'{"prompt":"a","max_tokens":2}\n\n{bad\n', jsonl=True)
+    messages = [json.loads(line)["error"]["message"] for line in out.splitlines()[1:]]
+    assert messages[0] == "line 2: empty; expected a JSON object"
+    assert messages[1].startswith("line 3: not valid JSON: column 2: Expecting property name")
+    assert "line 1" not in messages[1]
 
 
 async def test_errors_of_the_engine_belong_to_their_request() -> None:
@@ -206,12 +218,12 @@ async def test_errors_of_the_engine_belong_to_their_request() -> None:
     assert status == 1
     assert long["error"] == {
         "type": "context_length_exceeded",
-        "message": "too long",
+        "message": "line 1: too long",
         "param": "prompt",
     }
     assert bug["error"] == {
         "type": "internal_error",
-        "message": "internal error: ZeroDivisionError: x",
+        "message": "line 2: internal error: ZeroDivisionError: x",
         "param": None,
     }
     assert good["text"] == "fine"

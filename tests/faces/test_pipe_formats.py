@@ -70,8 +70,11 @@ def test_a_line_beyond_the_limit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"", "not valid JSON"),
-        (b"{", "not valid JSON"),
+        (b"", "^empty; expected a JSON object$"),
+        (b" \t\r", "^empty; expected a JSON object$"),
+        (b"{", "^not valid JSON: column 2: Expecting property name"),
+        (b'{"prompt": "a",, "n": 1}', "^not valid JSON: column 16: Expecting property name"),
+        (b'{"prompt": "a"} {}', "^not valid JSON: column 17: Extra data$"),
         (b"[1]", r"got list \[1\], expected a JSON object"),
         (b"5", "got int 5, expected a JSON object"),
         (b'{"temperature": NaN}', "not valid JSON: got NaN"),
@@ -124,11 +127,11 @@ def test_errors_stand_in_the_place_of_the_answer() -> None:
     error = RequestError("no", "top_k")
     assert json.loads(JsonLinesFormat().error("a", 4, error)) == {
         "id": "a",
-        "error": {"type": "invalid_request_error", "message": "no", "param": "top_k"},
+        "error": {"type": "invalid_request_error", "message": "line 5: no", "param": "top_k"},
     }
     assert json.loads(JsonLinesFormat().error(None, 4, EngineError("broken"))) == {
         "id": None,
-        "error": {"type": "engine_error", "message": "broken", "param": None},
+        "error": {"type": "engine_error", "message": "line 5: broken", "param": None},
     }
     notes: list[str] = []
     assert TextFormat(notes.append).error("a", 4, error) == ""
@@ -146,6 +149,15 @@ def test_the_summary_counts_answers_and_failures() -> None:
         "2 requests, 1 failed; 2 tokens in 2.0 s: 1.0 tokens/s; first token P50 0.200 s; "
         "acceptance rate 0.60; mean acceptance length 2.50; hit rate 0.75"
     )
+
+
+def test_the_summary_says_where_failures_are_told() -> None:
+    """Only when there are some: stderr alone does not show what stands in the output."""
+    summary = Summary(ManualClock(), JsonLinesFormat().errors_in)
+    summary.add(answer())
+    assert "output" not in str(summary)
+    summary.add_failure()
+    assert "1 failed (see error in the output lines); 2 tokens" in str(summary)
 
 
 def test_the_summary_leaves_out_what_is_not_defined() -> None:
