@@ -14,7 +14,7 @@ from typing import Any
 from ssd_runtime.errors import RequestError
 from ssd_runtime.server.endpoints import Endpoint
 from ssd_runtime.server.errors import RefusedError
-from ssd_runtime.settings.request import parse_request
+from ssd_runtime.settings.request import RequestBody, parse_request
 from ssd_runtime.types import Request, SamplingParams
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -34,6 +34,8 @@ LABELS: Mapping[str, type] = {
     "user": str,
 }
 """Fields that never change an answer, and their types."""
+CONTROLS = ("model", "stream", "stream_options")
+"""Fields that say nothing of the answer itself."""
 STREAM_OPTIONS = ("include_usage", "include_obfuscation", "continuous_usage_stats")
 """OpenAI's, and vLLM's, which load generators send."""
 
@@ -58,10 +60,17 @@ def parse(endpoint: Endpoint, data: Mapping[str, Any], model: str, defaults: Sam
             endpoint.fields(body) | {"id": f"{endpoint.id_prefix}-{uuid.uuid4().hex}"},
             index=0,
             defaults=defaults,
+            allowed=_fields(endpoint),
         )
     except RequestError as error:
         raise _in_clients_words(error) from None
     return Call(request, stream, options)
+
+
+def _fields(endpoint: Endpoint) -> set[str]:
+    """Every field that a body may have."""
+    here = {*RequestBody.model_fields, *NEUTRAL, *endpoint.neutral, *LABELS, *CONTROLS}
+    return here.difference(endpoint.elsewhere)
 
 
 def _without_neutral(data: Mapping[str, Any], known: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ refused by name, what is unknown is refused too: nothing is ever ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
@@ -137,14 +137,20 @@ def parse_params(data: Mapping[str, Any], defaults: SamplingParams) -> SamplingP
 
 
 def parse_request(
-    data: Mapping[str, Any], *, index: int, defaults: SamplingParams, seed: int | None = None
+    data: Mapping[str, Any],
+    *,
+    index: int,
+    defaults: SamplingParams,
+    seed: int | None = None,
+    allowed: Iterable[str] = RequestBody.model_fields,
 ) -> Request:
     """The request that `data` describes; raises `RequestError` with `param` and nothing else.
 
     index: its place in the input, from 0; the id where `data` has none. seed: where `data` has no
-    seed of its own, the request's is `derive_seed(seed, index)`.
+    seed of its own, the request's is `derive_seed(seed, index)`. allowed: fields as their sender knows
+    them, for the message about one that is unknown.
     """
-    body = validated(RequestBody, data).checked()
+    body = validated(RequestBody, data, allowed).checked()
     if seed is not None:
         defaults = replace(defaults, seed=derive_seed(seed, index))
     return Request(
@@ -190,27 +196,30 @@ def _speculation(asked: SpeculationChoice | None) -> SpeculationParams:
     return SpeculationParams(enabled=asked.enabled is not False, mode=asked.mode, length=asked.length)
 
 
-def validated(model: type[AnyPart], data: Mapping[str, Any]) -> AnyPart:
-    """`data` as `model`; raises `RequestError` with the path to what is wrong."""
+def validated(model: type[AnyPart], data: Mapping[str, Any], allowed: Iterable[str] | None = None) -> AnyPart:
+    """`data` as `model`; raises `RequestError` with the path to what is wrong.
+
+    allowed: the fields that a message names, by default the model's.
+    """
     for name, value in data.items():
-        _check_known(model, name, value)
+        _check_known(model, name, value, allowed)
     try:
         return model.model_validate({name: data[name] for name in data if name in model.model_fields})
     except ValidationError as error:
         raise _request_error(model, error) from None
 
 
-def _check_known(model: type[Part], name: object, value: object) -> None:
+def _check_known(model: type[Part], name: object, value: object, allowed: Iterable[str] | None) -> None:
     refused = _REFUSED if issubclass(model, Sampling) else {}
     if name in model.model_fields or (name in refused and value is None):
         return
-    reason = refused.get(str(name)) or _unknown(model, str(name))
+    reason = refused.get(str(name)) or _unknown(str(name), allowed or model.model_fields)
     raise RequestError(f"{_printable(name)}: {reason}", _printable(name))
 
 
-def _unknown(model: type[Part], name: str) -> str:
-    allowed = sorted(model.model_fields)
-    return f"unknown field; {did_you_mean(name, allowed)}allowed: {', '.join(allowed)}"
+def _unknown(name: str, allowed: Iterable[str]) -> str:
+    names = sorted(allowed)
+    return f"unknown field; {did_you_mean(name, names)}allowed: {', '.join(names)}"
 
 
 def _request_error(model: type[Part], error: ValidationError) -> RequestError:
@@ -219,7 +228,7 @@ def _request_error(model: type[Part], error: ValidationError) -> RequestError:
     if first["type"] == "extra_forbidden":
         name = first["loc"][-1]
         param = ".".join(map(_printable, [*path, name]))
-        return RequestError(f"{param}: {_unknown(part, str(name))}", param)
+        return RequestError(f"{param}: {_unknown(str(name), part.model_fields)}", param)
     param = ".".join(map(_printable, path))
     got = "nothing" if first["type"] == "missing" else _shown(first["input"])
     return RequestError(f"{param}: got {got}, expected {expected}", param)

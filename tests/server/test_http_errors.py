@@ -159,6 +159,21 @@ async def test_a_wrong_field_is_named(path: str, body: dict[str, Any], field: st
     assert field in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"), [(COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": [USER]})], ids=["text", "chat"]
+)
+async def test_the_fields_named_beside_an_unknown_one_are_this_endpoints(path: str, body: Any) -> None:
+    """Each of them is one, whatever is wrong with its value."""
+    async with served(FakeEngine()) as (app, _):
+        message = (await post(app, path, body | {"strem": True})).json()["error"]["message"]
+        assert "did you mean 'stream'?" in message
+        allowed = message.partition("allowed: ")[2].split(", ")
+        assert {"model", "stream", "user", *body} < set(allowed)
+        for name in allowed:
+            refused = (await post(app, path, body | {name: {"wrong": 1}})).json()
+            assert "unknown field; not" not in str(refused)
+
+
 @pytest.mark.parametrize("field", ["temperature", "top_p", "min_p"])
 async def test_a_number_too_large_for_a_float_is_named(field: str) -> None:
     """JSON can write numbers that no float holds."""
