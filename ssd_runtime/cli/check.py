@@ -11,6 +11,7 @@ import typer
 
 from ssd_runtime.capacity import require_host_memory
 from ssd_runtime.cli import examples
+from ssd_runtime.cli.command import OptionsCommand
 from ssd_runtime.cli.options import ConfigOption, ModeOption, SetOption, load
 from ssd_runtime.hooks.manager import PluginManager
 from ssd_runtime.settings.schema import Settings
@@ -29,7 +30,7 @@ KV_SCALE_BYTES = {"float32": 0, "fp16": 0, "fp8": 4, "int8": 4}
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command(epilog=examples.epilog(examples.CHECK))(check)
+    app.command(cls=OptionsCommand, epilog=examples.epilog(examples.CHECK))(check)
 
 
 def check(config: ConfigOption = None, overrides: SetOption = None, mode: ModeOption = None) -> None:

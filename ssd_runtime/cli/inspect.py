@@ -11,6 +11,7 @@ import typer
 
 from ssd_runtime import __version__
 from ssd_runtime.cli import examples
+from ssd_runtime.cli.command import OptionsCommand
 from ssd_runtime.cli.options import ConfigOption, ModeOption, SetOption, load
 from ssd_runtime.hooks.manager import PluginManager
 from ssd_runtime.settings.schema import Settings
@@ -22,17 +23,17 @@ config_app = typer.Typer(help="Show the configuration.", no_args_is_help=True, r
 def register(app: typer.Typer) -> None:
     """Add the commands of this module to `app`."""
     app.add_typer(config_app, name="config")
-    app.command(epilog=examples.epilog(examples.PLUGINS))(plugins)
-    app.command(epilog=examples.epilog(examples.VERSION))(version)
+    app.command(cls=OptionsCommand, epilog=examples.epilog(examples.PLUGINS))(plugins)
+    app.command(cls=OptionsCommand, epilog=examples.epilog(examples.VERSION))(version)
 
 
-@config_app.command(epilog=examples.epilog(examples.SHOW))
+@config_app.command(cls=OptionsCommand, epilog=examples.epilog(examples.SHOW))
 def show(config: ConfigOption = None, overrides: SetOption = None, mode: ModeOption = None) -> None:
     """Print the effective values, and where each came from."""
     typer.echo(as_yaml(load(config, overrides, mode)), nl=False)
 
 
-@config_app.command(epilog=examples.epilog(examples.SCHEMA))
+@config_app.command(cls=OptionsCommand, epilog=examples.epilog(examples.SCHEMA))
 def schema() -> None:
     """Print the JSON schema of the configuration, for editors."""
     typer.echo(json.dumps(Settings.model_json_schema(), indent=2))

@@ -16,6 +16,7 @@ from ssd_runtime.cli import check, examples, inspect, serve
 from ssd_runtime.cli.aliases import ALIASES
 from ssd_runtime.cli.bench import bench
 from ssd_runtime.cli.chat import chat
+from ssd_runtime.cli.command import CommandGroup, OptionsCommand
 from ssd_runtime.cli.familiar import translated
 from ssd_runtime.cli.options import ConfigOption, ModeOption, SetOption, TraceOption, load
 from ssd_runtime.cli.pipe import pipe
@@ -26,6 +27,7 @@ SHARED_OPTIONS = ("--config", "--set", "--mode", "--trace")
 
 app = typer.Typer(
     name="ssd-run",
+    cls=CommandGroup,
     help="Speculative speculative decoding: a large language model answers faster, and exactly as before.",
     add_completion=False,
     no_args_is_help=True,
@@ -33,9 +35,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     epilog=examples.epilog(examples.DAEMON),
 )
-app.command(epilog=examples.epilog(examples.PIPE))(pipe)
-app.command(epilog=examples.epilog(examples.CHAT))(chat)
-app.command(epilog=examples.epilog(examples.BENCH))(bench)
+app.command(cls=OptionsCommand, epilog=examples.epilog(examples.PIPE))(pipe)
+app.command(cls=OptionsCommand, epilog=examples.epilog(examples.CHAT))(chat)
+app.command(cls=OptionsCommand, epilog=examples.epilog(examples.BENCH))(bench)
 check.register(app)
 inspect.register(app)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ssd_runtime.errors import ConfigError
 from ssd_runtime.settings.load import Loaded, load_settings
+from ssd_runtime.settings.schema import Settings
 from ssd_runtime.telemetry.log import configure_logging
 from ssd_runtime.types import Mode
 
@@ -30,6 +32,20 @@ TraceOption = Annotated[
 def load(config: Path | None, overrides: Sequence[str] | None, mode: Mode | None = None) -> Loaded:
     """The settings that a command line asks for, and logging set up as they say; raises ConfigError."""
     chosen = [f"scheduler.policy={mode.value}"] if mode else []
-    loaded = load_settings(config, [*(overrides or ()), *chosen])
+    given = [*(overrides or ()), *chosen]
+    try:
+        loaded = load_settings(config, given)
+    except ConfigError as error:
+        raise type(error)("\n".join([str(error), *_hints(given)])) from None
     configure_logging(loaded.settings.log)
     return loaded
+
+
+def _hints(overrides: Sequence[str]) -> Iterator[str]:
+    """How to write the overrides that name a key without its section."""
+    sections = {name: found.annotation for name, found in Settings.model_fields.items()}
+    for override in overrides:
+        key = override.partition("=")[0]
+        inside = [f"{name}.{key}" for name, kind in sections.items() if key in getattr(kind, "model_fields", ())]
+        if key not in sections and inside:
+            yield f"--set {key}: did you mean {' or '.join(inside)}?"

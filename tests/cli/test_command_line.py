@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.main import get_command
 
 from ssd_runtime import __version__
-from ssd_runtime.cli.main import main
+from ssd_runtime.cli.command import OptionsCommand
+from ssd_runtime.cli.main import app, main
 from ssd_runtime.settings.load import load_settings
 
 
@@ -130,11 +132,52 @@ class TestCheck:
 
 
 class TestMistakes:
+    @pytest.mark.parametrize("command", ["pipe", "chat", "bench", "check", "plugins", "config show"])
+    def test_a_model_that_is_given_without_an_option_gets_a_hint(
+        self, command: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Other engines take it so; here every command names it with `--set`."""
+        assert run(*command.split(), "/path/x.gguf", "more") == 2
+        captured = capsys.readouterr()
+        assert "'/path/x.gguf', expected options alone" in captured.err
+        assert "did you mean --set engine.model=/path/x.gguf?" in captured.err
+        assert captured.out == ""
+
+    @pytest.mark.parametrize("model", ["x.gguf", "owner/name"])
+    def test_a_model_in_the_place_of_a_command_gets_a_hint(
+        self, model: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The daemon has no name of its own, so a path there looks like a command."""
+        assert run(model) == 2
+        assert f"{model!r}; did you mean --set engine.model={model}?" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("command", ["version", "config schema"])
+    def test_a_command_without_settings_suggests_none(
+        self, command: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A hint that is an error itself helps nobody."""
+        assert run(*command.split(), "x.gguf") == 2
+        assert capsys.readouterr().err.endswith("Got unexpected argument 'x.gguf', expected options alone\n")
+
+    def test_every_command_takes_options_alone(self) -> None:
+        """A new one too is registered with the class that gives the hint."""
+        groups = [get_command(app)]
+        commands = []
+        while groups:
+            group = groups.pop()
+            inner = list(getattr(group, "commands", {}).values())
+            groups += [each for each in inner if hasattr(each, "commands")]
+            commands += [each for each in inner if not hasattr(each, "commands")]
+        assert len(commands) >= 8
+        assert all(isinstance(command, OptionsCommand) for command in commands)
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
             (("config", "show", "--config", "no.yaml"), "ssd-run: no.yaml: the configuration cannot be read"),
             (("config", "show", "--set", "engine.top_p=7"), "ssd-run: --set engine.top_p: got 7, expected"),
+            (("check", "--set", "port=18303"), "--set port: did you mean server.port?"),
+            (("check", "--set", "max_tokens=64"), "--set max_tokens: did you mean scheduler.max_tokens?"),
             (("plugins", "--set", "plugins=[no_such_module]"), "ssd-run: plugin 'no_such_module'"),
             (
                 ("--set", "server.host=192.0.2.1"),
