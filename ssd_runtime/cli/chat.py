@@ -21,7 +21,7 @@ from ssd_runtime.cli.formats import decoded
 from ssd_runtime.cli.options import ConfigOption, ModeOption, SetOption, TraceOption, load
 from ssd_runtime.cli.progress import WaitLine, wait_line
 from ssd_runtime.cli.questions import QuestionReader
-from ssd_runtime.cli.rounds import DraftedText, Rounds, Tint, figures, terminal_tint
+from ssd_runtime.cli.rounds import NO_FIGURES, DraftedText, Rounds, Tint, figures, terminal_tint
 from ssd_runtime.cli.running import INTERRUPTED, configured_engine, descriptor, note, run, started
 from ssd_runtime.cli.sampling import MaxTokensOption, SeedOption, TemperatureOption, TopPOption, sampling
 from ssd_runtime.cli.streams import OutputClosedError, OutputStream, read_lines
@@ -31,6 +31,7 @@ from ssd_runtime.types import Message, Output, Request, SamplingParams
 
 USER, ASSISTANT = "user", "assistant"
 ANSWER_TOKENS = 1024
+STOPPED = "the last answer was stopped before its end; these are the figures of the last whole one"
 HELP = (
     "/reset forgets the conversation, /stats tells of the last answer, /exit (or Ctrl-D) ends it,\n"
     'Ctrl-C stops an answer; a line that ends in \\ goes on in the next, and """ begins and ends many lines'
@@ -63,6 +64,8 @@ class Chat:
         self._question = QuestionReader()
         self._answering: asyncio.Task[None] | None = None
         self._pieces: list[Output] = []
+        self._figures = NO_FIGURES
+        self._is_stopped = False
         self._asked = 0
 
     async def handle(self, line: bytes) -> bool:
@@ -96,10 +99,15 @@ class Chat:
         if command == "/reset":
             self.turns.clear()
         elif command == "/stats":
-            self._tell(figures(self._pieces, self._rounds.modes))
+            self._tell(self._stats())
         elif command != "/exit":
             self._tell(HELP)
         return command != "/exit"
+
+    def _stats(self) -> str:
+        """The figures of the last answer that is whole."""
+        is_older = self._is_stopped and self._figures != NO_FIGURES
+        return f"{STOPPED}\n{self._figures}" if is_older else self._figures
 
     async def say(self, text: str) -> None:
         """Write the answer to `text`; what goes wrong is told, and the turn forgotten."""
@@ -130,6 +138,7 @@ class Chat:
 
     async def _write_answer(self) -> None:
         self._pieces = []
+        self._is_stopped = True
         self._line("waiting for the answer", 0, 0)
         self._asked += 1
         request = Request(f"chat-{self._asked}", messages=tuple(self.turns), params=self._params)
@@ -140,6 +149,8 @@ class Chat:
             self._pieces.append(piece)
             accepted = self._rounds.accepted(piece)
             await self._output.write(drafted.shown(piece, accepted) if drafted else piece.text)
+        self._figures = figures(self._pieces, self._rounds.modes)
+        self._is_stopped = False
 
     async def _keep(self, error: BaseException | None) -> None:
         """End the turn: keep what was answered, forget a question that got nothing."""

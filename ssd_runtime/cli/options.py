@@ -43,9 +43,11 @@ def load(config: Path | None, overrides: Sequence[str] | None, mode: Mode | None
 
 def _hints(overrides: Sequence[str]) -> Iterator[str]:
     """How to write the overrides that name a key without its section."""
-    sections = {name: found.annotation for name, found in Settings.model_fields.items()}
+    sections = {
+        name: getattr(found.annotation, "model_fields", ()) for name, found in Settings.model_fields.items()
+    }
     for override in overrides:
         key = override.partition("=")[0]
-        inside = [f"{name}.{key}" for name, kind in sections.items() if key in getattr(kind, "model_fields", ())]
+        inside = [f"{name}.{key}" for name, keys in sections.items() if key in keys]
         if key not in sections and inside:
             yield f"--set {key}: did you mean {' or '.join(inside)}?"

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pty
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 import pytest
 
-from ssd_runtime.cli.chat import Chat
+from ssd_runtime.cli.chat import STOPPED, Chat
 from ssd_runtime.cli.progress import PlainDisplay, WaitLine
 from ssd_runtime.cli.questions import QuestionReader
 from ssd_runtime.cli.rounds import NO_FIGURES, DraftedText, Rounds, figures, terminal_tint
 from ssd_runtime.cli.streams import OutputStream
 from ssd_runtime.errors import ComputeError
 from ssd_runtime.stats import RoundRecord
-from ssd_runtime.testing.fake_engine import TIMING, FakeEngine, Script, echo
+from ssd_runtime.testing.fake_engine import TIMING, FakeEngine, Script, Step, echo, prompt_text
 from ssd_runtime.testing.toy import ToyTokenizer
-from ssd_runtime.types import FinishReason, Output, SamplingParams, SpeculationStats
+from ssd_runtime.types import FinishReason, Output, Request, SamplingParams, SpeculationStats
 
 
 def questions(*lines: str) -> list[str]:
@@ -125,6 +126,37 @@ class TestStats:
         assert "answer      2 tokens in 2.00 s" in notes[1]
         _, notes = await told(lambda _: ["half", ComputeError("broken")], pipe, b"hi", b"/stats")
         assert notes == ["broken", NO_FIGURES]
+
+    @pytest.mark.parametrize("shown", ["", "part"])
+    async def test_a_stopped_answer_leaves_the_figures_of_the_whole_one(
+        self, shown: str, pipe: tuple[int, int]
+    ) -> None:
+        """With a remark, so that nobody takes them for those of the stopped one."""
+        notes: list[str] = []
+        reached = asyncio.Event()
+
+        def script(request: Request) -> Iterable[Step]:
+            if prompt_text(request) != "wait":
+                yield from echo(request)
+                return
+            yield from [shown] * bool(shown)
+            reached.set()
+            yield asyncio.Event()
+
+        async with FakeEngine(script) as engine:
+            chat = new_chat(engine, pipe[1], notes)
+            await chat.handle(b"hi you")
+            saying = asyncio.create_task(chat.handle(b"wait"))
+            await reached.wait()
+            chat.interrupt()
+            await saying
+            await chat.handle(b"/stats")
+            await chat.handle(b"three words now")
+            await chat.handle(b"/stats")
+        assert notes[0].startswith(f"{STOPPED}\nprompt")
+        assert "answer      2 tokens" in notes[0]
+        assert notes[1].startswith("prompt")
+        assert "answer      3 tokens" in notes[1]
 
 
 def last_piece(token_ids: tuple[int, ...], stats: SpeculationStats) -> Output:
