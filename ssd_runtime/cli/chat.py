@@ -31,6 +31,7 @@ from ssd_runtime.types import Message, Output, Request, SamplingParams
 
 USER, ASSISTANT = "user", "assistant"
 ANSWER_TOKENS = 1024
+LEAVE = ("/exit", "/quit")
 STOPPED = "the last answer was stopped before its end; these are the figures of the last whole one"
 HELP = (
     "/reset forgets the conversation, /stats tells of the last answer, /exit (or Ctrl-D) ends it,\n"
@@ -100,9 +101,11 @@ class Chat:
             self.turns.clear()
         elif command == "/stats":
             self._tell(self._stats())
-        elif command != "/exit":
+        elif command == "/help":
             self._tell(HELP)
-        return command != "/exit"
+        elif command not in LEAVE:
+            self._tell(f"unknown command {command}\n{HELP}")
+        return command not in LEAVE
 
     def _stats(self) -> str:
         """The figures of the last answer that is whole."""

@@ -64,7 +64,7 @@ async def test_each_question_is_asked_with_the_turns_before_it() -> None:
 
 
 async def test_commands_are_not_asked() -> None:
-    """/reset forgets, /exit ends, anything else with a slash helps, an empty line does nothing."""
+    """/reset forgets, /exit ends, /help helps, an empty line does nothing."""
     async with conversation() as talk:
         await talk.chat.handle(b"hi")
         assert await talk.chat.handle(b"/reset")
@@ -78,6 +78,23 @@ async def test_commands_are_not_asked() -> None:
             HELP,
             "not valid UTF-8: got byte 0xff at offset 0, expected UTF-8 text",
         ]
+
+
+@pytest.mark.parametrize("command", [b"/foo", b"/exit now", b"/"])
+async def test_an_unknown_command_is_named_before_the_help(command: bytes) -> None:
+    """Whoever mistyped sees what was not understood."""
+    async with conversation() as talk:
+        assert await talk.chat.handle(command)
+        assert talk.notes == [f"unknown command {command.decode()}\n{HELP}"]
+        assert talk.engine.requests == []
+
+
+@pytest.mark.parametrize("command", [b"/exit", b"/quit", b" /quit\r"])
+async def test_both_usual_words_leave(command: bytes) -> None:
+    """Without a word on stderr."""
+    async with conversation() as talk:
+        assert not await talk.chat.handle(command)
+        assert talk.notes == []
 
 
 async def test_an_interrupt_stops_the_answer_and_the_chat_goes_on() -> None:
