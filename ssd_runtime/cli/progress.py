@@ -34,20 +34,33 @@ class Display(Protocol):
 
 
 class PlainDisplay:
-    """A line now and then, for a stderr that is a file or a log."""
+    """A line now and then, none of them twice in a wait, for a stderr that is a file or a log."""
 
     repeat_seconds = REPEAT_SECONDS
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
+        self._written: set[str] = set()
 
     def show(self, what: str, done: int, total: int) -> None:
-        """Write one line."""
-        how_far = f" {100 * done // total}% ({done} of {total})" if total else f" ({done})" if done else ""
-        self._write(f"{what} …{how_far}")
+        """Write one line, unless it says what one before it said."""
+        text = f"{what} …{_how_far(done, total)}"
+        if text not in self._written:
+            self._written.add(text)
+            self._write(text)
 
     def clear(self) -> None:
-        """Lines stay where they are."""
+        """Lines stay where they are; the next wait may say the same again."""
+        self._written.clear()
+
+
+def _how_far(done: int, total: int) -> str:
+    """A single step is done or not; of several, the share."""
+    if total == 1:
+        return " done" if done else ""
+    if total:
+        return f" {100 * done // total}% ({done} of {total})"
+    return f" ({done})" if done else ""
 
 
 class RichDisplay:
@@ -91,6 +104,7 @@ class WaitLine:
         self._clock = clock
         self._lock = threading.RLock()  # a signal handler may clear in the midst of a tick
         self._report: tuple[str, int, int] | None = None
+        self._is_shown = False
         self._next = 0.0
 
     def __call__(self, what: str, done: int, total: int) -> None:
@@ -98,6 +112,9 @@ class WaitLine:
         with self._lock:
             if self._report is None or self._report[0] != what:
                 self._next = self._clock() + QUIET_SECONDS
+                self._is_shown = False
+            elif self._is_shown and 0 < total <= done:
+                self._next = self._clock()  # what was begun on the screen is ended there
             self._report = (what, done, total)
             self._show()
 
@@ -115,6 +132,7 @@ class WaitLine:
     def _show(self) -> None:
         if self._report is not None and self._clock() >= self._next:
             self._display.show(*self._report)
+            self._is_shown = True
             self._next = self._clock() + self._display.repeat_seconds
 
 

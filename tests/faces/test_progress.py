@@ -46,6 +46,38 @@ def test_a_wait_that_reports_nothing_is_shown_by_ticks() -> None:
     assert wait.shown == ["starting …"]
 
 
+def test_the_same_state_is_written_once() -> None:
+    """However long it lasts, and when the second of two models is loaded under the same name."""
+    wait = Waiting()
+    for _ in range(2):
+        for what in ("starting", "loading"):
+            wait.line(what, 0, 0)
+            for _ in range(30):
+                wait.clock.advance(1.0)
+                wait.line.tick()
+    assert wait.shown == ["starting …", "loading …"]
+
+
+def test_what_was_shown_is_shown_to_its_end() -> None:
+    """At once, since the next wait may begin before ten seconds are over."""
+    wait = Waiting()
+    for done in (0, 1, 25):
+        wait.line("converting", done, 25)
+        wait.clock.advance(1.5)
+    wait.line("warming up", 0, 0)
+    assert wait.shown == ["converting … 4% (1 of 25)", "converting … 100% (25 of 25)"]
+
+
+def test_a_single_step_is_done_or_not() -> None:
+    """A share of one would be 0 % or nothing."""
+    wait = Waiting()
+    wait.line("loading", 0, 1)
+    wait.clock.advance(2.0)
+    wait.line.tick()
+    wait.line("loading", 1, 1)
+    assert wait.shown == ["loading …", "loading … done"]
+
+
 def test_each_wait_has_its_own_second() -> None:
     """Many short waits in a row are no long one."""
     wait = Waiting()
