@@ -61,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(_command_first(_ours(given)))
     except SSDError as error:
-        typer.echo(f"ssd-run: {error}", err=True)
+        for line in str(error).split("\n"):
+            typer.echo(f"ssd-run: {line}", err=True)
         sys.exit(2 if isinstance(error, BAD_START) else 1)
 
 

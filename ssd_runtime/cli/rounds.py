@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ssd_runtime.cli.summary import counted
 from ssd_runtime.faces import answer_of
 from ssd_runtime.hooks.kinds import Observer
 from ssd_runtime.hooks.registry import Registry
@@ -72,8 +73,8 @@ def _rows(answer: Answer, modes: dict[str, int]) -> Iterator[tuple[str, str]]:
     tokens, seconds, stats = len(answer.token_ids), answer.timing.total_seconds, answer.speculation
     totals = RoundTotals(stats.rounds, stats.hits, stats.misses, stats.draft_tokens, stats.accepted_tokens)
     rate = f", {tokens / seconds:.1f} tokens/s" if seconds > 0 else ""
-    yield "prompt", f"{len(answer.prompt_token_ids)} tokens, {answer.cached_tokens} of them cached"
-    yield "answer", f"{tokens} tokens in {seconds:.2f} s{rate}, first token after {_first(answer)}"
+    yield "prompt", f"{counted(len(answer.prompt_token_ids), 'token')}, {answer.cached_tokens} of them cached"
+    yield "answer", f"{counted(tokens, 'token')} in {seconds:.2f} s{rate}, first token after {_first(answer)}"
     if totals.acceptance_rate is not None and totals.mean_acceptance_length is not None:
         drafts = f"{totals.accepted_tokens} of {totals.draft_tokens} tokens accepted"
         length = f"mean acceptance length {totals.mean_acceptance_length:.2f}"

@@ -43,12 +43,17 @@ class Summary:
         rate = f": {self._tokens / seconds:.1f} tokens/s" if seconds > 0 else ""
         where = f" ({self._errors_in})" if self.failed and self._errors_in else ""
         parts = [
-            f"{self.answered + self.failed} requests, {self.failed} failed{where}",
-            f"{self._tokens} tokens in {seconds:.1f} s{rate}",
+            f"{counted(self.answered + self.failed, 'request')}, {self.failed} failed{where}",
+            f"{counted(self._tokens, 'token')} in {seconds:.1f} s{rate}",
         ]
         if self._first_token_seconds:
             parts.append(f"first token P50 {median(self._first_token_seconds):.3f} s")
         return "; ".join([*parts, *_speculation(self._totals)])
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 request`, `2 requests`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _add(totals: RoundTotals, stats: SpeculationStats) -> None:

@@ -159,6 +159,14 @@ class TestMistakes:
         assert run(*command.split(), "x.gguf") == 2
         assert capsys.readouterr().err.endswith("Got unexpected argument 'x.gguf', expected options alone\n")
 
+    def test_every_mistake_carries_the_prefix(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """In a log of many programs a line without it is nobody's."""
+        wrong = ("engine.top_p=7", "engine.temprature=1", "port=1")
+        assert run("check", *(part for each in wrong for part in ("--set", each))) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 4
+        assert all(line.startswith("ssd-run: --set ") for line in lines)
+
     def test_every_command_takes_options_alone(self) -> None:
         """A new one too is registered with the class that gives the hint."""
         groups = [get_command(app)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ssd_runtime.cli.formats import JsonLinesFormat, TextFormat, escape, unescape
 from ssd_runtime.cli.streams import MAX_LINE_BYTES, LineSplitter
-from ssd_runtime.cli.summary import Summary
+from ssd_runtime.cli.summary import Summary, counted
 from ssd_runtime.clock import ManualClock
 from ssd_runtime.errors import EngineError, RequestError
 from ssd_runtime.types import Answer, FinishReason, SpeculationStats, Timing, TokenLogprob
@@ -151,6 +151,12 @@ def test_the_summary_counts_answers_and_failures() -> None:
     )
 
 
+@pytest.mark.parametrize(("number", "text"), [(0, "0 requests"), (1, "1 request"), (2, "2 requests")])
+def test_one_of_a_thing_is_no_plural(number: int, text: str) -> None:
+    """In every line for people."""
+    assert counted(number, "request") == text
+
+
 def test_the_summary_says_where_failures_are_told() -> None:
     """Only when there are some: stderr alone does not show what stands in the output."""
     summary = Summary(ManualClock(), JsonLinesFormat().errors_in)
@@ -164,7 +170,7 @@ def test_the_summary_leaves_out_what_is_not_defined() -> None:
     """No drafts, no rate; no lookup, no hit rate; no time, no speed."""
     summary = Summary(ManualClock())
     summary.add(answer(rounds=4))
-    assert str(summary) == "1 requests, 0 failed; 2 tokens in 0.0 s; first token P50 0.200 s"
+    assert str(summary) == "1 request, 0 failed; 2 tokens in 0.0 s; first token P50 0.200 s"
 
 
 def test_several_answers_stand_beside_the_first() -> None:
@@ -207,4 +213,4 @@ def test_the_summary_counts_every_answer_of_a_request() -> None:
     one = answer(rounds=2, draft_tokens=4)
     summary.add(replace(one, choices=(one, one)))
     clock.advance(2.0)
-    assert str(summary).startswith("1 requests, 0 failed; 4 tokens in 2.0 s: 2.0 tokens/s")
+    assert str(summary).startswith("1 request, 0 failed; 4 tokens in 2.0 s: 2.0 tokens/s")
