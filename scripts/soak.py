@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -32,16 +31,16 @@ from typing import Any
 from scripts.memory_slope import LEAST_SAMPLES, Sample, sample, slope, touch_all
 from scripts.mixed_requests import Planned, plan
 from scripts.shared_models import TARGET_FORM, SharedModels
+from scripts.solo_answers import different, digest
 from ssd_runtime import __version__
 from ssd_runtime.app import Engine
 from ssd_runtime.build import LoadModel
 from ssd_runtime.engine.prepare import Limits, prepare_choices
-from ssd_runtime.errors import SSDError
+from ssd_runtime.errors import RequestError, SSDError
 from ssd_runtime.settings.load import load_settings
 from ssd_runtime.settings.schema import LogSettings
 from ssd_runtime.snapshots import EngineSnapshot
 from ssd_runtime.telemetry.log import configure_logging
-from ssd_runtime.testing.client import COMPARED, unserved
 from ssd_runtime.types import Answer
 
 BATCH = 8
@@ -55,20 +54,18 @@ COMMON = ("scheduler.order=priority", f"scheduler.max_tokens={CONTEXT}")
 
 @dataclass(slots=True)
 class Soak:
-    """What came of it. digests: of answers by index; errors: of requests whose client had not left."""
+    """What came of it. digests: of answers by index; errors: of requests whose client had not left.
+
+    refused: requests whose parameters left no token possible somewhere, which is an answer too.
+    """
 
     digests: dict[int, bytes] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     done: int = 0
     left: int = 0
+    refused: int = 0
     tokens: int = 0
-
-
-def digest(answer: Answer) -> bytes:
-    """Everything in an answer that does not depend on how it came about."""
-    told = [tuple(getattr(one, name) for name in COMPARED) for one in answer.every]
-    return blake2b(repr(told).encode(), digest_size=16).digest()
 
 
 async def ask(engine: Engine, one: Planned) -> Answer | None:
@@ -92,6 +89,9 @@ async def client(engine: Engine, planned: Iterator[tuple[int, Planned]], soak: S
     for index, one in planned:
         try:
             answer = await ask(engine, one)
+        except RequestError as error:
+            soak.digests[index] = digest(error)
+            soak.refused += 1
         except SSDError as error:
             soak.errors.append(f"{one.request.id}: {error}")
         else:
@@ -147,23 +147,6 @@ def leftovers(now: EngineSnapshot) -> list[str]:
     return [f"{number} {what}" for what, number in found.items() if number]
 
 
-async def different(
-    planned: Sequence[Planned], soak: Soak, chosen: Sequence[int], load: LoadModel
-) -> list[str]:
-    """The ids of those requests among `chosen` whose answer is another one alone, in plain decoding."""
-    settings = (*COMMON, "scheduler.policy=autoregressive", "engine.max_batch_size=1")
-    found = []
-    async with Engine(load_settings(None, settings, {}), load_model=load) as engine:
-        for number, index in enumerate(chosen, 1):
-            request = planned[index].request
-            if digest(await engine.complete(unserved(request))) != soak.digests[index]:
-                found.append(request.id)
-                sys.stderr.write(f"another answer alone: {request}\n")
-            if number % 50 == 0:
-                sys.stderr.write(f"{number} of {len(chosen)} checked, {len(found)} different\n")
-    return found
-
-
 async def memory_wanted(planned: Sequence[Planned], load: LoadModel) -> tuple[int, int]:
     """Tokens of KV that a full batch of such requests wants on average, and those of the longest request."""
     settings = (*COMMON, "scheduler.policy=autoregressive", "engine.max_batch_size=1")
@@ -203,6 +186,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "requests": soak.done,
         "left": soak.left,
+        "refused": soak.refused,
         "tokens": soak.tokens,
         "kv_wanted": wanted,
         "kv_tokens": cache,
@@ -215,7 +199,9 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         "errors": soak.errors,
         "leftovers": leftovers(now),
         "checked": count,
-        "different": await different(planned, soak, chosen, load),
+        "different": await different(
+            [(planned[index].request, soak.digests[index]) for index in chosen], COMMON, load
+        ),
     }
 
 
@@ -229,7 +215,8 @@ def summary(found: dict[str, Any]) -> str:
             f"from {growth['samples']} samples"
         )
     lines = (
-        f"requests     {found['requests']}, of which {found['left']} were left; {found['tokens']} tokens",
+        f"requests     {found['requests']}, of which {found['left']} were left, {found['refused']} refused; "
+        f"{found['tokens']} tokens",
         f"KV           {found['kv_tokens']} tokens of {found['kv_wanted']} wanted; "
         f"{found['preemptions']} preemptions, {found['swaps']} of them swapped",
         f"rounds       {', '.join(f'{mode} {count}' for mode, count in found['rounds_by_mode'].items())}",
