@@ -2,9 +2,10 @@
 
     python -m scripts.profile_rounds [--modes …] [--batches 1,16] [--set KEY=VALUE …] [--profile]
 
-One engine a row, in this process. *Python* is the CPU time of the loop's own thread from one round to the
-next; *there* is the time from a command's submission to its start on the target's lane, *back* from its end
-to the loop's going on. Medians over rounds, in microseconds; the share is Python by the whole round.
+One engine a row, in this process. *Python* is the CPU time of the loop's own thread in a round, without
+*waiting*: what it takes the event loop to sleep until the target's result is there, and to wake up. *There*
+is the time from a command's submission to its start on the target's lane, *back* from its end to the loop's
+going on. Medians over rounds, in microseconds; the share is Python by the whole round.
 --profile adds where the loop's Python is spent, by function.
 """
 
@@ -17,6 +18,7 @@ import pstats
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -30,7 +32,19 @@ from ssd_runtime.stats import RoundRecord
 from ssd_runtime.types import Request, SamplingParams
 
 PROMPT = "Write a story about a ship, a storm and an island, and tell it slowly."
-HEADER = ("mode", "batch", "round, ms", "pass, ms", "Python, µs", "share", "there, µs", "back, µs")
+HEADER = (
+    "mode",
+    "batch",
+    "round, ms",
+    "pass, ms",
+    "Python, µs",
+    "share",
+    "waiting, µs",
+    "there, µs",
+    "back, µs",
+)
+
+Results = Callable[[asyncio.Future[Any], Any], Awaitable[Any]]
 
 
 @dataclass(slots=True)
@@ -77,6 +91,7 @@ class Rounds:
 
     profiler: cProfile.Profile | None
     python: list[float] = field(default_factory=list)
+    waiting: list[float] = field(default_factory=list)
     whole: list[float] = field(default_factory=list)
 
     def watch(self, run_round: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
@@ -87,10 +102,22 @@ class Rounds:
                 self.profiler.enable()
             cpu, clock = time.thread_time(), monotonic()
             await run_round()
-            self.python.append(time.thread_time() - cpu)
+            self.python.append(time.thread_time() - cpu - self.waiting[-1])
             self.whole.append(monotonic() - clock)
             if self.profiler is not None:
                 self.profiler.disable()
+
+        return timed
+
+    def wait(self, results: Results) -> Results:
+        """`EngineCore._results`, whose wait is timed by itself."""
+
+        async def timed(verifying: asyncio.Future[Any], command: Any) -> Any:
+            cpu = time.thread_time()
+            with suppress(Exception):  # what it raises is for `results`
+                await verifying
+            self.waiting.append(time.thread_time() - cpu)
+            return await results(verifying, command)
 
         return timed
 
@@ -105,12 +132,14 @@ async def measured(
         core: Any = engine._running.core
         core.target = lane = Watched(core.target)
         core.run_round = rounds.watch(core.run_round)
+        core._results = rounds.wait(core._results)
         await asyncio.gather(*(engine.complete(request) for request in requests(batch, options.max_tokens)))
     there = [record.started - at for record, at in zip(recorder.passes, lane.submitted, strict=True)]
     back = [at - record.finished for record, at in zip(recorder.passes, lane.resumed, strict=True)]
     python, whole = median(rounds.python), median(rounds.whole)
     passes = median(record.finished - record.started for record in recorder.passes)
-    cells = (1e3 * whole, 1e3 * passes, 1e6 * python, python / whole, 1e6 * median(there), 1e6 * median(back))
+    micros = (1e6 * median(each) for each in (rounds.waiting, there, back))
+    cells = (1e3 * whole, 1e3 * passes, 1e6 * python, python / whole, *micros)
     return [mode, str(batch), *map("{:.3g}".format, cells)]
 
 
