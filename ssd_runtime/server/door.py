@@ -82,7 +82,7 @@ def listen(settings: ServerSettings) -> socket.socket:
     try:
         listener = socket.create_server((settings.host, settings.port), family=family, backlog=1024)
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = (error.strerror or str(error)).partition(" (while")[0]  # Python adds the address
         raise ConfigError(
             f"server: cannot listen on {settings.host}, port {settings.port}: {reason}; "
             "choose others with --set server.host=… and --set server.port=…"

@@ -69,7 +69,8 @@ class TestSignals:
             command = [sys.executable, *COMMAND, "--set", f"server.port={daemon.port}"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 2
-        assert done.stderr.startswith(f"ssd-run: server: cannot listen on 127.0.0.1, port {daemon.port}: ")
+        place = f"127.0.0.1, port {daemon.port}"
+        assert done.stderr.startswith(f"ssd-run: server: cannot listen on {place}: Address already in use; ")
 
 
 class TestClient:
