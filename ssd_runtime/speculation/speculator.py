@@ -161,7 +161,7 @@ class Speculator:
     def _learn(self, build: Build, results: Sequence[Any]) -> None:
         self._budget.note_verification(self._clock() - build.started)
         for (_, proposal), verdict in zip(build.verified, results, strict=True):
-            if isinstance(verdict, Verdict):
+            if isinstance(verdict, Verdict) and proposal.guesses:
                 rank = proposal.bonus_rank(verdict.accepted, verdict.bonus)
                 self._budget.note_outcome(len(proposal.token_ids), verdict.accepted, rank)
 

@@ -272,6 +272,26 @@ async def test_how_long_a_verification_takes_is_what_the_budget_hears() -> None:
     assert heard == [0.25]
 
 
+async def test_what_was_proposed_without_a_guess_says_nothing_about_the_candidates() -> None:
+    """Neither a plain round nor one with n-grams: the draft did not say what it expects."""
+
+    class Hearing(BudgetChooser):
+        def note_outcome(self, proposed: int, accepted: int, rank: int | None) -> None:
+            """Notes them."""
+            heard.append((proposed, accepted, rank))
+
+    heard = list[tuple[int, int, int | None]]()
+    known, without = sequence(), sequence()
+    ngram = Known("ngram", {without.uid: (7, 8)})
+    play = Play(fallback=(ngram,))
+    play.speculator._budget = Hearing(4, 4)
+    guesses = (Guess((5, 6), 1.0), Guess((9, 8), 1.0))
+    branches = BuildResult(((Branch(0, 9, Proposal((5,), guesses=guesses)),), ()))
+    await play.round([known, without], [Verdict(0, 9), Verdict(0, 1)], branches)
+    await play.round([known, without], [Verdict(1, 8), Verdict(0, 1)], BuildResult(((), ())))
+    assert heard == [(1, 1, 1)]
+
+
 async def test_a_shadow_hears_of_every_committed_token_once() -> None:
     """Whatever happened in the round in which it was committed."""
     play, one = Play(), sequence()
