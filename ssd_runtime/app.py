@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -130,8 +130,7 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         parts, self._parts = self._running, None
-        with suppress(EngineClosedError):  # its thread may be ending by itself just now
-            self._thread.call(parts.core.close)
+        self._thread.tell(parts.core.close)
         await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
         await asyncio.to_thread(parts.close)
 
@@ -186,9 +185,8 @@ class Engine:
                 yield spelled(piece, spellings) if spellings else piece
         finally:
             if left:
-                with suppress(EngineClosedError):
-                    for sequence, _ in prepared:
-                        self._thread.call(parts.core.cancel, sequence)
+                for sequence, _ in prepared:
+                    self._thread.tell(parts.core.cancel, sequence)
 
     async def complete(self, request: Request | str, params: SamplingParams | None = None) -> Answer:
         """The whole answer at once; raises as `generate` does."""

@@ -44,9 +44,7 @@ def new_kv(
         ) from error
 
 
-def require_host_memory(
-    nbytes: int, tokens: int, *, whose: str = "target", lower: str = TARGET_LOWER
-) -> None:
+def require_host_memory(nbytes: int, tokens: int, *, whose: str, lower: str) -> None:
     """Raise `ConfigError` where a KV cache of so many tokens is larger than this machine's memory."""
     there = host_memory()
     if there is not None and nbytes > there:

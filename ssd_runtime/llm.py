@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -72,8 +71,7 @@ class LLM:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                with suppress(EngineClosedError):
-                    self._thread.call(self._closing.set)
+                self._thread.tell(self._closing.set)
         self._thread.join()
 
     def __enter__(self) -> Self:

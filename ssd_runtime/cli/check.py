@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ssd_runtime.capacity import require_host_memory
+from ssd_runtime.capacity import TARGET_LOWER, require_host_memory
 from ssd_runtime.cli import examples
 from ssd_runtime.cli.command import OptionsCommand
 from ssd_runtime.cli.options import ConfigOption, ModeOption, SetOption, load
@@ -140,5 +140,5 @@ def _kv_cache(settings: Settings, shape: DecoderConfig | None, *, on_host: bool)
     entry = 2 * (shape.head_dim * KV_BYTES[dtype] + KV_SCALE_BYTES[dtype])
     size = settings.kv_cache_tokens * shape.layers * shape.kv_heads * entry
     if on_host:
-        require_host_memory(size, settings.kv_cache_tokens)
+        require_host_memory(size, settings.kv_cache_tokens, whose="target", lower=TARGET_LOWER)
     return f"{text}, {size / 1e6:.0f} MB"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -68,6 +69,11 @@ class LoopThread:
             if not self._takes_calls:
                 raise EngineClosedError("the engine is closed")
             self._loop.call_soon_threadsafe(function, *arguments)
+
+    def tell(self, function: Callable[..., object], *arguments: Any) -> None:
+        """`call` where a loop that is gone, or just ending, need not hear of it."""
+        with suppress(EngineClosedError):
+            self.call(function, *arguments)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the coroutine to end; False after `timeout` seconds."""

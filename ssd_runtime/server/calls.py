@@ -7,7 +7,7 @@ not is refused by name, as everywhere; see `settings/request.py`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,10 +67,10 @@ def parse(endpoint: Endpoint, data: Mapping[str, Any], model: str, defaults: Sam
     return Call(request, stream, options)
 
 
-def _fields(endpoint: Endpoint) -> set[str]:
-    """Every field that a body may have."""
+def _fields(endpoint: Endpoint) -> Iterator[str]:
+    """Every field that a body may have; worked out when the first is asked for, which is seldom."""
     here = {*RequestBody.model_fields, *NEUTRAL, *endpoint.neutral, *LABELS, *CONTROLS}
-    return here.difference(endpoint.elsewhere)
+    yield from here.difference(endpoint.elsewhere)
 
 
 def _without_neutral(data: Mapping[str, Any], known: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:

@@ -142,13 +142,12 @@ def parse_request(
     index: int,
     defaults: SamplingParams,
     seed: int | None = None,
-    allowed: Iterable[str] = RequestBody.model_fields,
+    allowed: Iterable[str] | None = None,
 ) -> Request:
     """The request that `data` describes; raises `RequestError` with `param` and nothing else.
 
     index: its place in the input, from 0; the id where `data` has none. seed: where `data` has no
-    seed of its own, the request's is `derive_seed(seed, index)`. allowed: fields as their sender knows
-    them, for the message about one that is unknown.
+    seed of its own, the request's is `derive_seed(seed, index)`. allowed: see `validated`.
     """
     body = validated(RequestBody, data, allowed).checked()
     if seed is not None:
@@ -199,7 +198,7 @@ def _speculation(asked: SpeculationChoice | None) -> SpeculationParams:
 def validated(model: type[AnyPart], data: Mapping[str, Any], allowed: Iterable[str] | None = None) -> AnyPart:
     """`data` as `model`; raises `RequestError` with the path to what is wrong.
 
-    allowed: the fields that a message names, by default the model's.
+    allowed: the fields that a message about an unknown one names, by default the model's.
     """
     for name, value in data.items():
         _check_known(model, name, value, allowed)
