@@ -94,9 +94,9 @@ class DraftedText:
     """Tints in each piece's text what the draft had written."""
 
     def __init__(self, tokenizer: Tokenizer, tint: Tint) -> None:
-        from ssd_runtime.models.tokenizer import TextDecoder  # loads torch, which `--help` does without
+        from ssd_runtime.models.text_decoder import text_decoder  # loads torch, which `--help` does without
 
-        self._decoder = TextDecoder(tokenizer)
+        self._decoder = text_decoder(tokenizer)
         self._tint = tint
 
     def shown(self, piece: Output, accepted: int) -> str:

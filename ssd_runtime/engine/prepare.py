@@ -14,7 +14,8 @@ from ssd_runtime.memory.prediction import Prediction
 from ssd_runtime.messages import Draw, Report
 from ssd_runtime.models.conversation import chat_ids
 from ssd_runtime.models.infill import infill_ids, plain_ids
-from ssd_runtime.models.tokenizer import TextDecoder, Tokenizer
+from ssd_runtime.models.text_decoder import text_decoder
+from ssd_runtime.models.tokenizer import Tokenizer
 from ssd_runtime.sequence import Sequence
 from ssd_runtime.settings.request import derive_seed, parse_params
 from ssd_runtime.types import Message, Request, SamplingParams
@@ -88,7 +89,7 @@ def _choice(
     if request.prediction is not None:
         sequence.prediction = Prediction(plain_ids(tokenizer, request.prediction))
     end = AnswerEnd(
-        TextDecoder(tokenizer),
+        text_decoder(tokenizer),
         end_ids=end_ids,
         stop_strings=params.stop,
         max_tokens=max_tokens,

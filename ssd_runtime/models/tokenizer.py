@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,8 +18,10 @@ class Tokenizer(Protocol):
     """What the engine needs of a tokenizer.
 
     eos_token_ids: every id that ends an answer. special_ids: ids that `decode` skips.
-    byte_ids: ids that stand for one raw byte each and are decoded a run at a time. template_words: the
-    names that the chat template's code uses, of which `tools` and fields of messages are some.
+    byte_ids: ids that stand for one raw byte each and are decoded a run at a time. pieces: what each id adds
+    to a text, in bytes, nothing for special ones; None where that depends on its neighbours.
+    template_words: the names that the chat template's code uses, of which `tools` and fields of messages
+    are some.
     """
 
     vocab_size: int
@@ -27,6 +29,7 @@ class Tokenizer(Protocol):
     has_chat_template: bool
     special_ids: frozenset[int]
     byte_ids: frozenset[int]
+    pieces: Mapping[int, bytes] | None
     template_words: frozenset[str]
 
     def encode(self, text: str) -> list[int]:
@@ -56,53 +59,17 @@ class Tokenizer(Protocol):
         ...
 
 
-_REPLACEMENT = "\ufffd"
+class _Pieces(dict[int, bytes]):
+    """What byte-level tokens are, as far as somebody has asked."""
 
+    def __init__(self, backend: Any, special_ids: Container[int]) -> None:
+        self._backend = backend
+        self._special_ids = special_ids
 
-class TextDecoder:
-    """Turns tokens into text as they come; the pieces joined are `decode` of all tokens.
-
-    Never gives half a character: bytes that may still become one are held back until they do, or
-    until `flush`.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._window: list[int] = []
-        self._anchor = 0
-        self._given = 0
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        """The text that is certain once `token_ids` have come; may be empty."""
-        return "".join(map(self._push, token_ids))
-
-    def flush(self) -> str:
-        """What is still held back, as far as it can be text."""
-        text = self._tokenizer.decode(self._window)
-        rest = text[self._given :]
-        self._given = len(text)
-        return rest
-
-    def _push(self, token_id: int) -> str:
-        if token_id in self._tokenizer.special_ids:
-            return ""
-        self._window.append(token_id)
-        if token_id in self._tokenizer.byte_ids:
-            return ""
-        text = self._tokenizer.decode(self._window)
-        certain = text.removesuffix(_REPLACEMENT)
-        new = certain[self._given :]
-        self._given = max(self._given, len(certain))
-        if certain == text and new:
-            self._shorten()
-        return new
-
-    def _shorten(self) -> None:
-        """Forget tokens before the last whole character but one: one is kept as context for spaces."""
-        if self._anchor:
-            del self._window[: self._anchor]
-            self._given = len(self._tokenizer.decode(self._window))
-        self._anchor = len(self._window)
+    def __missing__(self, token_id: int) -> bytes:
+        token = None if token_id in self._special_ids else self._backend.id_to_token(token_id)
+        piece = self[token_id] = byte_level(token or "")
+        return piece
 
 
 class HFTokenizer:
@@ -113,6 +80,8 @@ class HFTokenizer:
     """
 
     def __init__(self, folder: Path, eos_token_ids: Sequence[int]) -> None:
+        from tokenizers import decoders
+
         self._wrapped = _load(folder)
         self._backend = self._wrapped.backend_tokenizer
         self._backend.no_truncation()
@@ -125,6 +94,8 @@ class HFTokenizer:
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         bytes_ = (self._backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         self.byte_ids = frozenset(token for token in bytes_ if token is not None)
+        is_byte_level = isinstance(self._backend.decoder, decoders.ByteLevel)
+        self.pieces = _Pieces(self._backend, self.special_ids) if is_byte_level else None
         own = token_ids(self._wrapped.eos_token_id)
         ids = {*eos_token_ids, *own, *_generation_eos(folder)}
         self.eos_token_ids: tuple[int, ...] = tuple(sorted(ids))

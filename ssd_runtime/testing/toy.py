@@ -30,6 +30,7 @@ class ToyTokenizer:
 
     has_chat_template = True
     byte_ids: frozenset[int] = frozenset()
+    pieces: Mapping[int, bytes] | None = None
     template_words = frozenset({"tools", "tool_calls", "name"})
 
     def __init__(self, vocab_size: int) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd_runtime.engine.stopping import AnswerEnd, StopStrings
-from ssd_runtime.models.tokenizer import TextDecoder
+from ssd_runtime.models.text_decoder import text_decoder
 from ssd_runtime.testing.toy import ToyTokenizer
 from ssd_runtime.types import FinishReason
 
@@ -42,7 +42,7 @@ def answer_end(
     include_stop: bool = False,
 ) -> AnswerEnd:
     return AnswerEnd(
-        TextDecoder(TOKENIZER),
+        text_decoder(TOKENIZER),
         end_ids=end_ids,
         stop_strings=stops,
         max_tokens=max_tokens,

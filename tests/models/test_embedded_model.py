@@ -14,7 +14,7 @@ from ssd_runtime.models.linear import Float32Quantizer
 from ssd_runtime.models.loading import EMBEDDED, LoadedModel, load, resolve
 from ssd_runtime.models.safetensors import SafetensorsFolder
 from ssd_runtime.models.selfcheck import WHOLE_ROWS
-from ssd_runtime.models.tokenizer import TextDecoder
+from ssd_runtime.models.text_decoder import text_decoder
 from ssd_runtime.types import Message
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -93,5 +93,5 @@ def test_the_tokenizer_knows_its_template_and_its_end(model: LoadedModel) -> Non
     assert tokenizer.eos_token_ids == (2,)
     assert tokenizer.decode(tokenizer.render_chat([Message("user", "hi")])).endswith("user\nhi\nassistant\n")
     ids = tokenizer.encode(TEXT)
-    decoder = TextDecoder(tokenizer)
+    decoder = text_decoder(tokenizer)
     assert "".join(decoder.push([token]) for token in ids) + decoder.flush() == TEXT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from ssd_runtime.errors import ModelError, RequestError
-from ssd_runtime.models.tokenizer import HFTokenizer, TextDecoder
+from ssd_runtime.models.text_decoder import text_decoder
+from ssd_runtime.models.tokenizer import HFTokenizer
 from ssd_runtime.types import Message
 
 SAMPLES = [
@@ -73,8 +75,8 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def pieces_of(tokenizer: HFTokenizer, ids: Sequence[int]) -> list[str]:
-    """What a TextDecoder gives for `ids`, one at a time, and at the end."""
-    decoder = TextDecoder(tokenizer)
+    """What is given for `ids`, one at a time, and at the end."""
+    decoder = text_decoder(tokenizer)
     pieces = [decoder.push([token]) for token in ids]
     return [*pieces, decoder.flush()]
 
@@ -94,6 +96,17 @@ def test_pieces_join_for_any_tokens(tokenizer: HFTokenizer, data: st.DataObject)
     """Also for tokens that are no valid text, with special tokens among them."""
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30))
     assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+def test_broken_characters_are_replaced_as_the_tokenizer_does(tmp_path: Path) -> None:
+    """Every sequence of up to four bytes of each kind that UTF-8 tells apart."""
+    tokenizer = saved(byte_level(), tmp_path)
+    kinds = (b"a", b"\x80", b"\x8f", b"\x90", b"\x9f", b"\xa0", b"\xc1", b"\xc2", b"\xe0", b"\xe1", b"\xed")
+    id_of = {spelling: token for token, spelling in enumerate(tokenizer.spellings())}
+    ids = [id_of[kind] for kind in (*kinds, b"\xf0", b"\xf1", b"\xf4", b"\xff")]
+    for length in range(1, 5):
+        for some in product(ids, repeat=length):
+            assert "".join(pieces_of(tokenizer, some)) == tokenizer.decode(some)
 
 
 @pytest.mark.parametrize("text", SAMPLES)
