@@ -55,13 +55,15 @@ class RoundTotals:
         self.rounds += 1
         self.hits += record.looked_up and record.hit
         self.misses += record.looked_up and not record.hit
+        if not record.proposed:
+            return
         self.draft_tokens += record.proposed
         self.accepted_tokens += record.accepted
         positions = self.accepted_per_position
         positions.extend([0] * (record.accepted - len(positions)))
         for position in range(record.accepted):
             positions[position] += 1
-        if 0 < record.proposed >= record.accepted:
+        if record.proposed >= record.accepted:
             empty = [0] * (record.proposed + 1)
             self.histograms.setdefault(record.proposed, empty)[record.accepted] += 1
 

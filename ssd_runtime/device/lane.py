@@ -111,12 +111,12 @@ class Lane:
             command, loop, future = item
             started = self._clock()
             result, error = _attempt(self._worker.execute, command) if unfit is None else (None, unfit)
-            finished = self._clock()
-            passes = getattr(result, "passes", 0)
-            record = CommandRecord(
-                self.name, command.kind, command.num_rows, command.num_tokens, started, finished, passes
-            )
-            self._hand_over(loop, future, result, error, record)
+            record = None if self._on_record is None else self._record(command, result, started)
+            try:
+                loop.call_soon_threadsafe(self._resolve, future, result, error, record)
+            except RuntimeError:
+                # the loop is gone, and with it everybody who waited or will ever submit
+                self.close()
 
     def _prepare(self) -> None:
         if self.cores is not None:
@@ -124,29 +124,28 @@ class Lane:
         let_others_go_first()
         self._setup()
 
-    def _hand_over(
+    def _record(self, command: Command, result: Any, started: float) -> CommandRecord:
+        passes = getattr(result, "passes", 0)
+        return CommandRecord(
+            self.name, command.kind, command.num_rows, command.num_tokens, started, self._clock(), passes
+        )
+
+    def _resolve(
         self,
-        loop: asyncio.AbstractEventLoop,
         future: asyncio.Future[Any],
         result: Any,
         error: Exception | None,
-        record: CommandRecord,
+        record: CommandRecord | None,
     ) -> None:
-        def resolve() -> None:
-            if self._on_record is not None:
-                self._on_record(record)
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        try:
-            loop.call_soon_threadsafe(resolve)
-        except RuntimeError:
-            # the loop is gone, and with it everybody who waited or will ever submit
-            self.close()
+        """Runs on the loop."""
+        if record is not None and self._on_record is not None:
+            self._on_record(record)
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | None]:

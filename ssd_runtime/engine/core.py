@@ -17,9 +17,9 @@ import structlog
 from ssd_runtime.clock import Clock
 from ssd_runtime.engine.live import LiveRequest
 from ssd_runtime.engine.passes import checked_results, origin, split, verify_command
-from ssd_runtime.engine.reload import Changes
+from ssd_runtime.engine.reload import Changes, Replaceable
 from ssd_runtime.engine.requests import LiveRequests
-from ssd_runtime.engine.scheduler import BatchRow, Scheduler
+from ssd_runtime.engine.scheduler import BatchRow, Plan, Scheduler
 from ssd_runtime.engine.target_lane import TargetLane
 from ssd_runtime.errors import EngineClosedError, EngineError, QueueFullError
 from ssd_runtime.memory.blocks import BlockManager
@@ -49,8 +49,7 @@ class Speculator(Protocol):
     """Where proposals come from; one implementation for each mode."""
 
     def note_load(self, num_requests: int) -> None: ...
-    def mode_of(self, sequence: TokenSequence) -> RowMode: ...
-    def max_drafts(self, sequence: TokenSequence) -> int: ...
+    def plan(self, sequence: TokenSequence) -> tuple[RowMode, int]: ...
     async def take(self, rows: Sequence[BatchRow]) -> list[Proposal]: ...
     def will_branch(self, rows: Sequence[BatchRow]) -> bool: ...
     def branch(self, rows: Sequence[BatchRow], proposals: Sequence[Proposal]) -> Branching: ...
@@ -71,7 +70,7 @@ class EngineCore:
         target: TargetLane,
         scheduler: Scheduler,
         new_blocks: Callable[[], BlockManager],
-        speculator: Speculator,
+        speculator: Replaceable,
         clock: Clock,
         max_queue: int,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
@@ -88,7 +87,6 @@ class EngineCore:
             scheduler,
             clock=clock,
             forget=speculator.forget,
-            mode_of=speculator.mode_of,
             on_round=on_round,
             on_finish=on_finish,
         )
@@ -104,7 +102,7 @@ class EngineCore:
             while not self._closing.is_set():
                 if self.scheduler.is_idle:
                     self.check_books()
-                    self._speculator.note_load(0)
+                    self._speculator.current.note_load(0)
                     await self._wake.wait()
                     self._wake.clear()
                 else:
@@ -125,14 +123,15 @@ class EngineCore:
 
         Listeners are told while a lane works: the draft, at its last pass, or the target, at its next.
         """
-        self._speculator.note_load(self.scheduler.num_requests)
-        rows = self._next_batch()
+        speculator = self._speculator.current
+        speculator.note_load(self.scheduler.num_requests)
+        rows = self._next_batch(speculator.plan)
         self._requests.mark_scheduled(rows)
-        proposals = await self._speculator.take(rows)
-        command = verify_command(rows, proposals, self._speculator.will_branch(rows))
+        proposals = await speculator.take(rows)
+        command = verify_command(rows, proposals, speculator.will_branch(rows))
         submitted = self._clock()
         verifying = self.target.submit(command)
-        branching = self._speculator.branch(rows, proposals)
+        branching = speculator.branch(rows, proposals)
         self._requests.tell()
         results = await self._results(verifying, command)
         branching.stop()
@@ -141,15 +140,15 @@ class EngineCore:
             self._requests.commit(row, proposal, result)
         if branching.is_running or self.scheduler.is_idle:
             self._requests.tell()
-        await self._speculator.stage(branching, results)
+        await speculator.stage(branching, results)
         if self._target_failed:
             await self._recover()
 
-    def _next_batch(self) -> list[BatchRow]:
-        rows = self.scheduler.next_batch(self._speculator.max_drafts)
+    def _next_batch(self, plan: Plan) -> list[BatchRow]:
+        rows = self.scheduler.next_batch(plan)
         if not rows:
             self._reopen_books("requests wait for blocks, and nobody has any")
-            rows = self.scheduler.next_batch(self._speculator.max_drafts)
+            rows = self.scheduler.next_batch(plan)
         if not rows:
             raise EngineError("requests wait, nothing runs, and none of them can begin")
         return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ssd_runtime.engine.stopping import AnswerEnd, Emission
+from ssd_runtime.engine.stopping import AnswerEnd
 from ssd_runtime.errors import SSDError
 from ssd_runtime.messages import Reading
 from ssd_runtime.sequence import Sequence
@@ -36,17 +36,22 @@ class LiveRequest:
             known = self.prompt_logprobs or [TokenLogprob(self.sequence.token_ids[0], None)]
             self.prompt_logprobs = [*known, *reading.logprobs[len(known) - reading.first :]]
 
-    def tell(self, emission: Emission, now: float, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
-        """Send the listener what a round added."""
-        if self.first_token is None and emission.token_ids:
+    def tell(
+        self,
+        token_ids: tuple[int, ...],
+        reason: FinishReason | None,
+        now: float,
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> None:
+        """Send the listener what a round added, and its text."""
+        if self.first_token is None and token_ids:
             self.first_token = now
-        if emission.finish_reason is not None:
-            piece = self._last(emission.text, emission.token_ids, emission.finish_reason, now)
+        text = self.end.show()
+        if reason is not None:
+            piece = self._last(text, token_ids, reason, now)
         else:
             prompt = () if self.told else self._prompt()
-            piece = Output(
-                self.sequence.request.id, emission.text, emission.token_ids, prompt_token_ids=prompt
-            )
+            piece = Output(self.sequence.request.id, text, token_ids, None, prompt)
         if logprobs or self.index or (self.prompt_logprobs and not self.told):
             read = () if self.told else tuple(self.prompt_logprobs)
             piece = replace(piece, logprobs=logprobs, prompt_logprobs=read, index=self.index)

@@ -37,7 +37,7 @@ def checked_results(results: Any, command: VerifyCommand) -> list[RowResult]:
 
     A row that should have a token and has none would run for ever.
     """
-    if not isinstance(results, list | tuple) or len(results) != command.num_rows:
+    if not isinstance(results, (list, tuple)) or len(results) != command.num_rows:
         raise ComputeError(f"got {results!r}, expected a result for each of {command.num_rows} rows")
     for row, result in zip(command.rows, results, strict=True):
         if not _is_possible(row, result):

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from ssd_runtime.clock import Clock
 from ssd_runtime.engine.live import LiveRequest
 from ssd_runtime.engine.scheduler import BatchRow, Scheduler
-from ssd_runtime.engine.stopping import Emission
 from ssd_runtime.errors import ComputeError, RequestError, SSDError
 from ssd_runtime.messages import RowFailure, RowResult, Verdict
 from ssd_runtime.sequence import Sequence as TokenSequence
 from ssd_runtime.speculation.proposal import Proposal
 from ssd_runtime.stats import RoundRecord
-from ssd_runtime.types import FinishReason, RowMode, TokenLogprob
+from ssd_runtime.types import FinishReason, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +39,15 @@ class LiveRequests:
         *,
         clock: Clock,
         forget: Callable[[TokenSequence], None],
-        mode_of: Callable[[TokenSequence], RowMode],
         on_round: Callable[[RoundRecord], None],
         on_finish: Callable[[TokenSequence], None],
     ) -> None:
         """`forget` hears of each sequence that leaves, and `on_finish` later of those that were answered to
-        their end. mode_of: of a row in this round.
+        their end.
         """
         self._scheduler = scheduler
         self._clock = clock
         self._forget = forget
-        self._mode_of = mode_of
         self._on_round = on_round
         self._on_finish = on_finish
         self._live: dict[TokenSequence, LiveRequest] = {}
@@ -92,10 +89,10 @@ class LiveRequests:
     def tell(self) -> None:
         """Send what was committed since the last time."""
         for untold in self._untold:
-            emission = Emission(untold.token_ids, untold.live.end.show(), untold.finish_reason)
-            untold.live.tell(emission, self._clock(), untold.logprobs[: len(untold.token_ids)])
+            live, logprobs = untold.live, untold.logprobs[: len(untold.token_ids)]
+            live.tell(untold.token_ids, untold.finish_reason, self._clock(), logprobs)
             if untold.finish_reason is not None:
-                self._on_finish(untold.live.sequence)
+                self._on_finish(live.sequence)
         self._untold.clear()
 
     def cancel(self, sequences: Iterable[TokenSequence]) -> None:
@@ -125,7 +122,7 @@ class LiveRequests:
             accepted=accepted,
             emitted=emitted,
             bonus_rank=None if bonus is None else proposal.bonus_rank(verified, bonus),
-            mode=self._mode_of(sequence),
+            mode=row.mode,
         )
         sequence.totals.add(record)
         self._on_round(record)

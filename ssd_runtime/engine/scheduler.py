@@ -22,22 +22,25 @@ from ssd_runtime.memory.blocks import BlockManager
 from ssd_runtime.memory.preemption import Preemption
 from ssd_runtime.memory.prefix import PrefixStats, block_digests
 from ssd_runtime.sequence import Sequence
+from ssd_runtime.types import RowMode
 
 OrderKey = Callable[[Sequence], Any]
+Plan = Callable[[Sequence], tuple[RowMode, int]]
+"""A row's mode in the round that begins, and how many tokens its proposal may have at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """One sequence's part in a round: feed `num_feed` pending tokens; up to `max_drafts` may follow."""
+    """One sequence's part in a round: feed `num_feed` pending tokens; up to `max_drafts` may follow.
+
+    samples: the pass reaches the last pending token, so that a token is sampled after it.
+    """
 
     sequence: Sequence
     num_feed: int
     max_drafts: int
-
-    @property
-    def samples(self) -> bool:
-        """Whether the pass reaches the last pending token, so that a token is sampled after it."""
-        return self.num_feed == self.sequence.num_pending
+    mode: RowMode
+    samples: bool = True
 
 
 class Scheduler:
@@ -107,14 +110,16 @@ class Scheduler:
         self.preemption.start_over()
         self.blocks = blocks
 
-    def next_batch(self, max_drafts: Callable[[Sequence], int]) -> list[BatchRow]:
-        """The rows of the next round, their blocks allocated. `max_drafts` is asked per decoding row."""
+    def next_batch(self, plan: Plan) -> list[BatchRow]:
+        """The rows of the next round, their blocks allocated. `plan` is asked once per row."""
         for sequence in self.running:
             self._register(sequence)
         self._admit()
-        rows = self._decoding_rows(max_drafts)
+        rows = self._decoding_rows(plan)
+        if len(rows) == len(self.running):
+            return rows
         budget = self._max_batch_tokens - sum(row.num_feed + row.max_drafts for row in rows)
-        return rows + self._prefill_rows(min(budget, self.pacer.allowance) if rows else budget)
+        return rows + self._prefill_rows(min(budget, self.pacer.allowance) if rows else budget, plan)
 
     def _register(self, sequence: Sequence) -> None:
         """Whoever begins alike may share the blocks that are full by now."""
@@ -174,20 +179,23 @@ class Scheduler:
     def _fits(self, missing: int) -> bool:
         return len(self.running) < self._max_batch_size and missing <= self.blocks.num_free
 
-    def _decoding_rows(self, max_drafts: Callable[[Sequence], int]) -> list[BatchRow]:
+    def _decoding_rows(self, plan: Plan) -> list[BatchRow]:
         rows = []
         spare = self._max_batch_tokens - len(self.running)
         for sequence in list(self.running):
             if sequence in self.running and sequence.is_decoding:
-                drafts = self._reserve(sequence, min(max_drafts(sequence), spare))
+                mode, most = plan(sequence)
+                drafts = self._reserve(sequence, min(most, spare))
                 if drafts is not None:
-                    rows.append(BatchRow(sequence, 1, drafts))
+                    rows.append(BatchRow(sequence, 1, drafts, mode))
                     spare -= drafts
         return [row for row in rows if row.sequence in self.running]
 
     def _reserve(self, sequence: Sequence, drafts: int) -> int | None:
         """Allocate for the pending token and `drafts` after it; fewer if scarce, None if preempted."""
         needed = len(sequence.token_ids)
+        if needed + drafts <= len(sequence.table) * self.blocks.block_size:
+            return drafts
         for wanted in (drafts, 0):
             if self.blocks.can_grow(sequence.table, needed + wanted):
                 self.blocks.grow(sequence.table, needed + wanted)
@@ -208,11 +216,13 @@ class Scheduler:
         self._on_preempt(sequence)
         self.add(sequence)
 
-    def _prefill_rows(self, budget: int) -> list[BatchRow]:
+    def _prefill_rows(self, budget: int, plan: Plan) -> list[BatchRow]:
         reading = [sequence for sequence in self.running if not sequence.is_decoding]
         spare = max(0, budget - len(reading))
         rows = []
         for sequence in reading:
-            rows.append(BatchRow(sequence, min(sequence.num_pending, 1 + spare), 0))
-            spare -= rows[-1].num_feed - 1
+            pending = sequence.num_pending
+            feed = min(pending, 1 + spare)
+            rows.append(BatchRow(sequence, feed, 0, plan(sequence)[0], samples=feed == pending))
+            spare -= feed - 1
         return rows

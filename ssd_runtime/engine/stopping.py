@@ -6,7 +6,6 @@ Pure of engine state: ids and text in, ids and text out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from ssd_runtime.types import FinishReason
@@ -58,15 +57,6 @@ class StopStrings:
         return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """What one round adds to an answer: the tokens kept, the text shown, and why it ended if it did."""
-
-    token_ids: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason | None
-
-
 class AnswerEnd:
     """The stop rules of one request, fed with its tokens in order."""
 
@@ -97,11 +87,6 @@ class AnswerEnd:
         self._shown = [echo]
         self._unread: list[int] = []
         self._last: list[int] | None = None
-
-    def push(self, token_ids: Iterable[int]) -> Emission:
-        """`take` and `show` in one."""
-        kept, reason = self.take(token_ids)
-        return Emission(kept, self.show(), reason)
 
     def take(self, token_ids: Iterable[int]) -> tuple[tuple[int, ...], FinishReason | None]:
         """Take the tokens of one round: those before the end, and why it ended if it did.

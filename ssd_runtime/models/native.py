@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import Structure
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -76,7 +77,7 @@ class NativePass:
         stop: StopWord | None,
     ) -> tuple[list[DraftStep], Tensor | None]:
         """See `Decoder.draw`."""
-        call = _Call(rows, kv, stop)
+        call = _Call(rows, kv, stop, [-1 if ask is None else ask.expected for ask in asks])
         drawn = _Drawn(call, asks, vocab_size)
         logits = self._room_for_logits(call) if None in asks else None
         self._run(call, kv)
@@ -109,12 +110,16 @@ class NativePass:
 
 
 class _Call:
-    """One pass: the struct, and the arrays that its addresses point to.
+    """One pass: the struct, and the numbers that its addresses point to.
 
-    Plain arrays: a draft's pass has a few tokens, and NumPy's calls would take longer than their work.
+    One plain array for all of them: a draft's pass has a few tokens, and NumPy's calls, or an array for each
+    kind of number, would take longer than their work.
     """
 
-    def __init__(self, rows: Sequence[ForwardRow], kv: PagedKV, stop: StopWord | None) -> None:
+    def __init__(
+        self, rows: Sequence[ForwardRow], kv: PagedKV, stop: StopWord | None, expected: Sequence[int] = ()
+    ) -> None:
+        """expected: of each draw that is asked for, see `Ask`."""
         token_ids: list[int] = []
         positions: list[int] = []
         table_at: list[int] = []
@@ -127,45 +132,48 @@ class _Call:
             table_at += [len(tables)] * len(row.token_ids)
             tables += row.block_table[: -(-end // kv.block_size)]
             wanted += range(len(token_ids) - row.num_logits, len(token_ids))
+        self._stop = stop
         self.values = Pass(tokens=len(token_ids), wanted=len(wanted), threads=num_threads())
-        self.kept: list[Any] = [stop]
         if stop is not None:
             self.values.stop = stop.address
-        self.put("token_ids", array("q", token_ids))
-        self.put("positions", array("q", positions))
-        self.put("table_at", array("q", table_at))
-        self.put("tables", array("q", tables))
-        self.put("wanted_tokens", array("q", wanted))
+        parts = (token_ids, positions, table_at, tables, wanted, expected, expected)
+        self._numbers = array("q", [number for part in parts for number in part])
+        ends = accumulate(8 * len(part) for part in parts)
+        names = ("positions", "table_at", "tables", "wanted_tokens", "expected", "drawn")
+        address = self.values.token_ids = self._numbers.buffer_info()[0]
+        for name, end in zip(names, ends, strict=False):
+            setattr(self.values, name, address + end)
 
-    def put(self, name: str, numbers: array[Any]) -> None:
-        """Give the pass the address of `numbers`."""
-        self.kept.append(numbers)
-        setattr(self.values, name, numbers.buffer_info()[0])
+    def drawn(self) -> Sequence[int]:
+        """What was drawn, for each of `expected`."""
+        return self._numbers[len(self._numbers) - self.values.wanted :]
 
 
 class _Drawn:
     """Asks a pass for draws, and reads them when it is done."""
 
     def __init__(self, call: _Call, asks: Sequence[Ask | None], vocab_size: int) -> None:
+        self._call = call
         self._counts = [0 if ask is None else min(ask.count, vocab_size) for ask in asks]
         self._most = max(self._counts, default=0)
-        rows = (DrawOfRow * len(asks))(*map(_draw, asks, self._counts))
-        call.kept.append(rows)
-        call.values.draws = ctypes.addressof(rows)
-        call.values.drawn_vocab = vocab_size
-        call.values.count = self._most
-        self._tokens = array("q", bytes(8 * len(asks)))
-        self._candidates = array("q", bytes(8 * len(asks) * self._most))
-        self._scores = array("f", bytes(4 * len(asks) * self._most))
-        call.put("expected", array("q", [-1 if ask is None else ask.expected for ask in asks]))
-        call.put("drawn", self._tokens)
-        call.put("candidates", self._candidates)
-        call.put("scores", self._scores)
+        self._rows = (DrawOfRow * len(asks))(*map(_draw, asks, self._counts))
+        values = call.values
+        values.draws = ctypes.addressof(self._rows)
+        values.drawn_vocab = vocab_size
+        values.count = self._most
+        if self._most:
+            self._candidates = array("q", bytes(8 * len(asks) * self._most))
+            self._scores = array("f", bytes(4 * len(asks) * self._most))
+            values.candidates = self._candidates.buffer_info()[0]
+            values.scores = self._scores.buffer_info()[0]
 
     def steps(self) -> list[DraftStep]:
         """What was drawn, one for each ask."""
+        tokens = self._call.drawn()
+        if not self._most:
+            return [DraftStep(token, (), ()) for token in tokens]
         steps = []
-        for index, (token, count) in enumerate(zip(self._tokens, self._counts, strict=True)):
+        for index, (token, count) in enumerate(zip(tokens, self._counts, strict=True)):
             at = slice(index * self._most, index * self._most + (count if token >= 0 else 0))
             steps.append(DraftStep(token, tuple(self._candidates[at]), tuple(self._scores[at])))
         return steps

@@ -31,7 +31,7 @@ class PieceDecoder:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that is certain once `token_ids` have come; may be empty."""
-        return self._utf8.decode(b"".join([self._pieces[token] for token in token_ids]))
+        return self._utf8.decode(b"".join(map(self._pieces.__getitem__, token_ids)))
 
     def flush(self) -> str:
         """What is still held back, as far as it can be text."""

@@ -94,8 +94,9 @@ class HFTokenizer:
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         bytes_ = (self._backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         self.byte_ids = frozenset(token for token in bytes_ if token is not None)
-        is_byte_level = isinstance(self._backend.decoder, decoders.ByteLevel)
-        self.pieces = _Pieces(self._backend, self.special_ids) if is_byte_level else None
+        self.pieces: Mapping[int, bytes] | None = None
+        if isinstance(self._backend.decoder, decoders.ByteLevel):
+            self.pieces = _Pieces(self._backend, self.special_ids)
         own = token_ids(self._wrapped.eos_token_id)
         ids = {*eos_token_ids, *own, *_generation_eos(folder)}
         self.eos_token_ids: tuple[int, ...] = tuple(sorted(ids))

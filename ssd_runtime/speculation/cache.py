@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from ssd_runtime.speculation.shadow import CONTEXT, ShadowTree
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How one verification of one sequence ended: after `accepted` drafts came the token `bonus`.
 
     epoch and round make it unique for all time, so that what was prepared for one round can serve

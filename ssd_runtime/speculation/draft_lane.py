@@ -93,10 +93,9 @@ class DraftLane:
     async def result(self, future: asyncio.Future[Any], command: Any) -> Any | None:
         """The result of a submitted command, or None: it raised, or it takes too long."""
         patience = self._patience()
-        await asyncio.wait({future}, timeout=patience)
-        command.stop.set()
-        await asyncio.wait({future}, timeout=patience)
-        if not future.done():
+        if not await _is_done_within(future, patience):
+            command.stop.set()
+        if not await _is_done_within(future, patience):
             self._leave(future, command, 2 * patience)
             return None
         error = future.exception()
@@ -161,6 +160,12 @@ class DraftLane:
         self._faults, self._stuck, self._retry_at = 0, None, None
         self._started = self._clock()
         log.info("the draft starts again", draft=self.name, restarts=self.num_restarts)
+
+
+async def _is_done_within(future: asyncio.Future[Any], seconds: float) -> bool:
+    if not future.done():
+        await asyncio.wait({future}, timeout=seconds)
+    return future.done()
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:

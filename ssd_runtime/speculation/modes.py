@@ -41,10 +41,10 @@ class Modes:
         """A round begins; so many requests run or wait."""
         self._controller.note_load(num_requests)
 
-    def note_rows(self, rows: Iterable[Sequence]) -> None:
-        """A round of these rows has ended."""
-        for row in rows:
-            self.rounds[self.of(row)] += 1
+    def note_rows(self, modes: Iterable[RowMode]) -> None:
+        """A round of rows in these modes has ended."""
+        for mode in modes:
+            self.rounds[mode] += 1
 
     def note_round(self, tokens: int, seconds: float) -> None:
         """A decoding round emitted so many tokens in so many seconds."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ssd_runtime.sequence import Sequence
 from ssd_runtime.speculation.commands import BuildCommand
 from ssd_runtime.speculation.proposal import Proposal
+from ssd_runtime.types import RowMode
 
 
 class Row(Protocol):
@@ -20,6 +21,8 @@ class Row(Protocol):
     def max_drafts(self) -> int: ...
     @property
     def num_feed(self) -> int: ...
+    @property
+    def mode(self) -> RowMode: ...
     @property
     def samples(self) -> bool: ...
 

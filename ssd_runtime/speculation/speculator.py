@@ -69,23 +69,19 @@ class Speculator:
         """Rounds of rows so far."""
         return self.modes.rounds
 
-    def mode_of(self, sequence: TokenSequence) -> RowMode:
-        """The mode of one row in this round."""
-        return self.modes.of(sequence)
-
     def note_load(self, num_requests: int) -> None:
         """A round begins; so many requests run or wait."""
         self.modes.note_load(num_requests)
 
-    def max_drafts(self, sequence: TokenSequence) -> int:
-        """Most tokens that a proposal for this row may have now."""
+    def plan(self, sequence: TokenSequence) -> tuple[RowMode, int]:
+        """A row's mode in the round that begins, and how many tokens its proposal may have at most."""
         mode = self.modes.of(sequence)
         if mode is RowMode.AUTOREGRESSIVE or (mode is RowMode.LOW_LATENCY and not self.modes.looks_up):
-            return 0
+            return mode, 0
         sources, left = self._sources[mode], sequence.num_left
         if all(source.needs_draft for source in sources):
             left = min(left, self._max_context - len(sequence.token_ids))
-        return max(0, min(self._length_of(sequence), left - 1))
+        return mode, max(0, min(self._length_of(sequence), left - 1))
 
     async def take(self, rows: Sequence[Row]) -> list[Proposal]:
         """A proposal for each row: from the outcome cache, else from the row's sources in order."""
@@ -97,21 +93,21 @@ class Speculator:
         predicted = [i for i in wanting if rows[i].sequence.prediction is not None]
         await self._fill(rows, proposals, predicted, (PredictionSource(),))
         for mode, sources in self._sources.items():
-            asking = [i for i in wanting if self.modes.of(rows[i].sequence) is mode]
+            asking = [i for i in wanting if rows[i].mode is mode]
             await self._fill(rows, proposals, asking, sources)
         return proposals
 
     def will_branch(self, rows: Sequence[Row]) -> bool:
         """Whether `branch` will have something to do for these rows."""
-        if self._draft is None or not any(self._may_branch(row.sequence) for row in rows):
+        if self._draft is None or not any(map(self._may_branch, rows)):
             return False
         return self._draft.is_serving
 
     def branch(self, rows: Sequence[Row], proposals: Sequence[Proposal]) -> Build:
         """Start preparing the outcomes of this round; empty when the draft has nothing to do."""
         verified = tuple(zip(rows, proposals, strict=True))
-        served = [pair for pair in verified if self._may_branch(pair[0].sequence)]
-        if not served or self._draft is None or not self._draft.is_serving:
+        served = [pair for pair in verified if self._may_branch(pair[0])]
+        if not served or self._draft is None:
             return Build(verified, self._clock())
         budget = self._budget.choose(len(served))
         draft_rows = tuple(
@@ -132,8 +128,9 @@ class Speculator:
         The wait is for the draft pass in hand, no longer.
         """
         self._learn(build, results)
-        await self._collect(build)
-        self.modes.note_rows(row.sequence for row, _ in build.verified if row.samples)
+        if build.future is not None:
+            await self._collect(build)
+        self.modes.note_rows(row.mode for row, _ in build.verified if row.samples)
         tokens = sum(result.accepted + 1 for result in results if isinstance(result, Verdict))
         if tokens and all(row.samples and row.num_feed == 1 for row, _ in build.verified):
             self.modes.note_round(tokens, self._clock() - self._round_started)
@@ -165,10 +162,10 @@ class Speculator:
                 rank = proposal.bonus_rank(verdict.accepted, verdict.bonus)
                 self._budget.note_outcome(len(proposal.token_ids), verdict.accepted, rank)
 
-    def _may_branch(self, sequence: TokenSequence) -> bool:
-        if self.modes.of(sequence) is not RowMode.SSD:
+    def _may_branch(self, row: Row) -> bool:
+        if row.mode is not RowMode.SSD:
             return False
-        return len(sequence.token_ids) + 2 <= min(sequence.max_len, self._max_context)
+        return len(row.sequence.token_ids) + 2 <= min(row.sequence.max_len, self._max_context)
 
     def _look_up(self, row: Row) -> Proposal:
         sequence = row.sequence
@@ -176,7 +173,7 @@ class Speculator:
         if memory is None or not memory.ready:
             return NOTHING
         memory.ready = False
-        if row.max_drafts < 1 or self.modes.of(sequence) is not RowMode.SSD:
+        if row.max_drafts < 1 or row.mode is not RowMode.SSD:
             return NOTHING
         accepted = len(sequence.token_ids) - memory.length - 1
         outcome = Outcome(sequence.uid, sequence.epoch, memory.length, accepted, sequence.token_ids[-1])

@@ -21,7 +21,7 @@ from ssd_runtime.testing import asgi
 from ssd_runtime.testing.engines import toy_engine
 from ssd_runtime.testing.rig import Rig
 from ssd_runtime.testing.toy import toy_decoder
-from ssd_runtime.types import Mode, Request, SamplingParams
+from ssd_runtime.types import Mode, Request, RowMode, SamplingParams
 
 MODEL = toy_decoder(1)
 
@@ -41,7 +41,7 @@ def served(one: Scheduler, *sequences: Sequence) -> list[Sequence]:
     """One round with new arrivals, in which everybody who samples gets a token; who runs in it."""
     for sequence in sequences:
         one.add(sequence)
-    rows = one.next_batch(lambda sequence: 0)
+    rows = one.next_batch(lambda sequence: (RowMode.AUTOREGRESSIVE, 0))
     one.blocks.check([sequence.table for sequence in (*one.running, *one.waiting)])
     for row in rows:
         row.sequence.commit([1] if row.samples else [], row.sequence.kv_len + row.num_feed)

@@ -13,7 +13,7 @@ from ssd_runtime.engine.scheduler import BatchRow, Scheduler
 from ssd_runtime.memory.blocks import BlockManager
 from ssd_runtime.messages import Draw, Report
 from ssd_runtime.sequence import Sequence
-from ssd_runtime.types import Request
+from ssd_runtime.types import Request, RowMode
 
 DRAW = Draw(0, 0.0)
 NEW = count(100)
@@ -58,7 +58,9 @@ class World:
 
     def round(self, drafts: int = 0, accepted: int = 0) -> list[BatchRow]:
         """One round in which up to `accepted` drafts of each row are right; ended ones leave."""
-        rows = self.scheduler.next_batch(lambda one: max(0, min(drafts, one.num_left - 1)))
+        rows = self.scheduler.next_batch(
+            lambda one: (RowMode.SPECULATIVE, max(0, min(drafts, one.num_left - 1)))
+        )
         self.check(rows)
         for row in rows:
             one = row.sequence
@@ -175,7 +177,7 @@ def test_removing_frees_the_blocks_wherever_it_stands() -> None:
     world = World(max_batch_size=1)
     running, waiting = sequence(), sequence()
     world.add(running, waiting)
-    world.scheduler.next_batch(lambda one: 0)
+    world.scheduler.next_batch(lambda one: (RowMode.AUTOREGRESSIVE, 0))
     for one in (running, waiting, sequence()):
         world.scheduler.remove(one)
     assert world.scheduler.is_idle

@@ -95,4 +95,4 @@ def test_an_answer_end_is_where_the_truncation_happens() -> None:
             return ""
 
     end = AnswerEnd(Text(), end_ids=(6,), stop_strings=(), max_tokens=9)
-    assert end.push((4, 5, 6, 7, 8)).token_ids == (4, 5, 6)
+    assert end.take((4, 5, 6, 7, 8))[0] == (4, 5, 6)

@@ -63,11 +63,11 @@ def play(end: AnswerEnd, rounds: Sequence[Sequence[int]]) -> tuple[list[int], st
     token_ids: list[int] = []
     text = ""
     for tokens in rounds:
-        emission = end.push(tokens)
-        token_ids += emission.token_ids
-        text += emission.text
-        if emission.finish_reason is not None:
-            return token_ids, text, emission.finish_reason
+        kept, reason = end.take(tokens)
+        token_ids += kept
+        text += end.show()
+        if reason is not None:
+            return token_ids, text, reason
     return token_ids, text, None
 
 
@@ -103,11 +103,9 @@ def test_the_stop_string_completed_first_wins_and_then_the_longest() -> None:
 def test_text_that_may_become_a_stop_string_is_held_back_and_given_in_the_end() -> None:
     """`##` of `###` is shown once it is clear that no third comes."""
     end = answer_end(4, stops=("###",))
-    assert end.push(b"a##").text == "a"
-    last = end.push(b"b")
-    assert (last.text, last.finish_reason) == ("##b", LENGTH)
-    end = answer_end(3, stops=("###",))
-    assert end.push(b"a##").text == "a##"
+    assert play(end, [b"a##"]) == ([*b"a##"], "a", None)
+    assert play(end, [b"b"]) == ([*b"b"], "##b", LENGTH)
+    assert play(answer_end(3, stops=("###",)), [b"a##"]) == ([*b"a##"], "a##", LENGTH)
 
 
 def test_a_stop_string_ends_at_the_token_that_completes_it() -> None:
@@ -122,7 +120,7 @@ def test_a_character_of_several_tokens_is_never_shown_in_parts(size: int) -> Non
     word = "a🚀é語b"
     tokens = TOKENIZER.encode(word)
     end = answer_end()
-    pieces = [end.push(tokens[i : i + size]).text for i in range(0, len(tokens), size)]
+    pieces = [play(end, [tokens[i : i + size]])[1] for i in range(0, len(tokens), size)]
     assert "".join(pieces) == word
     assert "\ufffd" not in "".join(pieces)
 

@@ -70,7 +70,8 @@ class Play:
         )
 
     def rows(self, *sequences: TokenSequence) -> list[BatchRow]:
-        return [BatchRow(one, 1, self.speculator.max_drafts(one)) for one in sequences]
+        planned = [(one, *self.speculator.plan(one)) for one in sequences]
+        return [BatchRow(one, 1, max_drafts, mode) for one, mode, max_drafts in planned]
 
     async def round(
         self, sequences: Sequence[TokenSequence], verdicts: Sequence[Verdict], result: BuildResult
@@ -174,12 +175,12 @@ async def test_other_modes_build_and_look_up_nothing(mode: Mode) -> None:
 
 async def test_a_request_overrides_the_mode_and_the_length() -> None:
     """Off means off, whatever the engine's mode; a length may be shorter, never longer."""
-    play = Play(Mode.SPECULATIVE)
-    assert play.speculator.max_drafts(sequence(SpeculationParams(enabled=False))) == 0
-    assert play.speculator.max_drafts(sequence(SpeculationParams(mode=Mode.AUTOREGRESSIVE))) == 0
-    assert play.speculator.max_drafts(sequence(SpeculationParams(length=2))) == 2
-    assert play.speculator.max_drafts(sequence(SpeculationParams(length=40))) == 4
-    assert play.speculator.mode_of(sequence(SpeculationParams(mode=Mode.SSD))) is RowMode.SSD
+    plan = Play(Mode.SPECULATIVE).speculator.plan
+    assert plan(sequence(SpeculationParams(enabled=False))) == (RowMode.AUTOREGRESSIVE, 0)
+    assert plan(sequence(SpeculationParams(mode=Mode.AUTOREGRESSIVE))) == (RowMode.AUTOREGRESSIVE, 0)
+    assert plan(sequence(SpeculationParams(length=2))) == (RowMode.SPECULATIVE, 2)
+    assert plan(sequence(SpeculationParams(length=40))) == (RowMode.SPECULATIVE, 4)
+    assert plan(sequence(SpeculationParams(mode=Mode.SSD))) == (RowMode.SSD, 4)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ def test_drafts_end_where_the_sequence_or_the_drafts_context_does(
     max_len: int, context: int, expected: int
 ) -> None:
     """One place is left for the bonus."""
-    assert Play(context=context).speculator.max_drafts(sequence(max_len=max_len)) == expected
+    assert Play(context=context).speculator.plan(sequence(max_len=max_len)) == (RowMode.SSD, expected)
 
 
 async def test_beyond_the_drafts_context_proposers_without_a_model_go_on() -> None:
@@ -338,8 +339,12 @@ async def test_only_rounds_that_decode_and_emit_say_how_fast_a_mode_is() -> None
     play.speculator.modes = Modes(Listening(RowMode.AUTOREGRESSIVE), has_draft=True)
     reading = TokenSequence(Request("r"), 9, list(range(9)), Draw(0, 0.0), 50)
     last_chunk = TokenSequence(Request("r"), 9, list(range(9)), Draw(0, 0.0), 50, kv_len=5)
-    for beside, verdict in ((BatchRow(reading, 4, 0), None), (BatchRow(last_chunk, 4, 0), Verdict(0, 9))):
-        both = [BatchRow(sequence(), 1, 4), beside]
+    chunks = (
+        (BatchRow(reading, 4, 0, RowMode.AUTOREGRESSIVE, samples=False), None),
+        (BatchRow(last_chunk, 4, 0, RowMode.AUTOREGRESSIVE), Verdict(0, 9)),
+    )
+    for beside, verdict in chunks:
+        both = [*play.rows(sequence()), beside]
         build = play.speculator.branch(both, await play.speculator.take(both))
         await play.speculator.stage(build, [Verdict(0, 9), verdict])
     await play.round([sequence()], [Verdict(0, 9)], prepared())
@@ -362,7 +367,7 @@ async def test_a_prompt_in_chunks_is_read_by_the_draft_but_nothing_is_prepared()
     """There is no outcome before the prompt's last chunk."""
     play = Play()
     one = TokenSequence(Request("r"), 9, list(range(9)), Draw(0, 0.0), 50)
-    rows = [BatchRow(one, 4, 0)]
+    rows = [BatchRow(one, 4, 0, RowMode.SSD, samples=False)]
     play.speculator.branch(rows, await play.speculator.take(rows))
     [command] = play.lane.commands
     assert isinstance(command, BuildCommand)
