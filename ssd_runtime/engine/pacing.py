@@ -28,13 +28,10 @@ class Pacer:
     def note(self, decoding: int, reading: int, seconds: float) -> None:
         """A round took `seconds`; it fed so many tokens of rows that decode, and of prompts."""
         if decoding and not reading:
-            self._note_decoding(seconds)
+            known = seconds if self._decoding_seconds is None else self._decoding_seconds
+            self._decoding_seconds = MEMORY * known + (1 - MEMORY) * seconds
         elif decoding and self._decoding_seconds is not None and seconds > 0:
             limit = MOST_ROUNDS * self._decoding_seconds
             if reading >= self.allowance or seconds > limit:
                 step = min(max(limit / seconds, 1 / LARGEST_STEP), LARGEST_STEP)
                 self._allowance = max(1.0, (decoding + reading) * step - decoding)
-
-    def _note_decoding(self, seconds: float) -> None:
-        known = seconds if self._decoding_seconds is None else self._decoding_seconds
-        self._decoding_seconds = MEMORY * known + (1 - MEMORY) * seconds

@@ -104,7 +104,8 @@ class AnswerEnd:
 
     def show(self) -> str:
         """The text of what was taken since it was last asked for, as far as it may be shown."""
-        self._read()
+        if self._unread:
+            self._read()
         if self._last is not None:
             self._shown.append(self._stops.push(self._text.push(self._last))[0] + self._rest())
             self._last = None
@@ -136,9 +137,8 @@ class AnswerEnd:
 
     def _read(self) -> None:
         """Text in which nothing is looked for."""
-        if self._unread:
-            self._shown.append(self._text.push(self._unread))
-            self._unread.clear()
+        self._shown.append(self._text.push(self._unread))
+        self._unread.clear()
 
     def _rest(self) -> str:
         text, _ = self._stops.push(self._text.flush())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 from ssd_runtime.sequence import Sequence
 from ssd_runtime.speculation.mode_control import ModeController
@@ -40,11 +39,6 @@ class Modes:
     def note_load(self, num_requests: int) -> None:
         """A round begins; so many requests run or wait."""
         self._controller.note_load(num_requests)
-
-    def note_rows(self, modes: Iterable[RowMode]) -> None:
-        """A round of rows in these modes has ended."""
-        for mode in modes:
-            self.rounds[mode] += 1
 
     def note_round(self, tokens: int, seconds: float) -> None:
         """A decoding round emitted so many tokens in so many seconds."""

@@ -106,8 +106,7 @@ class Speculator:
     def branch(self, rows: Sequence[Row], proposals: Sequence[Proposal]) -> Build:
         """Start preparing the outcomes of this round; empty when the draft has nothing to do."""
         verified = tuple(zip(rows, proposals, strict=True))
-        served = [pair for pair in verified if self._may_branch(pair[0])]
-        if not served or self._draft is None:
+        if self._draft is None or not (served := [pair for pair in verified if self._may_branch(pair[0])]):
             return Build(verified, self._clock())
         budget = self._budget.choose(len(served))
         draft_rows = tuple(
@@ -127,12 +126,15 @@ class Speculator:
 
         The wait is for the draft pass in hand, no longer.
         """
-        self._learn(build, results)
+        tokens = self._learn(build, results)
         if build.future is not None:
             await self._collect(build)
-        self.modes.note_rows(row.mode for row, _ in build.verified if row.samples)
-        tokens = sum(result.accepted + 1 for result in results if isinstance(result, Verdict))
-        if tokens and all(row.samples and row.num_feed == 1 for row, _ in build.verified):
+        is_decoding = True
+        for row, _ in build.verified:
+            is_decoding = is_decoding and row.samples and row.num_feed == 1
+            if row.samples:
+                self.modes.rounds[row.mode] += 1
+        if tokens and is_decoding:
             self.modes.note_round(tokens, self._clock() - self._round_started)
 
     async def _collect(self, build: Build) -> None:
@@ -155,12 +157,18 @@ class Speculator:
         wanted = sequence.request.speculation.length
         return self._length if wanted is None else min(wanted, self._length)
 
-    def _learn(self, build: Build, results: Sequence[Any]) -> None:
+    def _learn(self, build: Build, results: Sequence[Any]) -> int:
+        """From the verdicts; how many tokens the target gave."""
         self._budget.note_verification(self._clock() - build.started)
+        tokens = 0
         for (_, proposal), verdict in zip(build.verified, results, strict=True):
-            if isinstance(verdict, Verdict) and proposal.guesses:
+            if not isinstance(verdict, Verdict):
+                continue
+            tokens += verdict.accepted + 1
+            if proposal.guesses:
                 rank = proposal.bonus_rank(verdict.accepted, verdict.bonus)
                 self._budget.note_outcome(len(proposal.token_ids), verdict.accepted, rank)
+        return tokens
 
     def _may_branch(self, row: Row) -> bool:
         if row.mode is not RowMode.SSD:
