@@ -50,6 +50,7 @@ class Speculator(Protocol):
 
     def note_load(self, num_requests: int) -> None: ...
     def plan(self, sequence: TokenSequence) -> tuple[RowMode, int]: ...
+    def will_draft(self, rows: Sequence[BatchRow]) -> bool: ...
     async def take(self, rows: Sequence[BatchRow]) -> list[Proposal]: ...
     def will_branch(self, rows: Sequence[BatchRow]) -> bool: ...
     def branch(self, rows: Sequence[BatchRow], proposals: Sequence[Proposal]) -> Branching: ...
@@ -121,12 +122,15 @@ class EngineCore:
     async def run_round(self) -> None:
         """One round: propose, verify and meanwhile branch, commit, stage.
 
-        Listeners are told while a lane works: the draft, at its last pass, or the target, at its next.
+        Listeners are told while a lane works: the draft, at its last pass, or the target, at its next; before
+        that where everybody waits for the draft first.
         """
         speculator = self._speculator.current
         speculator.note_load(self.scheduler.num_requests)
         rows = self._next_batch(speculator.plan)
         self._requests.mark_scheduled(rows)
+        if speculator.will_draft(rows):
+            self._requests.tell()
         proposals = await speculator.take(rows)
         command = verify_command(rows, proposals, speculator.will_branch(rows))
         submitted = self._clock()

@@ -83,6 +83,10 @@ class Speculator:
             left = min(left, self._max_context - len(sequence.token_ids))
         return mode, max(0, min(self._length_of(sequence), left - 1))
 
+    def will_draft(self, rows: Sequence[Row]) -> bool:
+        """Whether `take` will wait for the draft."""
+        return any(row.mode is RowMode.SPECULATIVE and row.max_drafts > 0 for row in rows)
+
     async def take(self, rows: Sequence[Row]) -> list[Proposal]:
         """A proposal for each row: from the outcome cache, else from the row's sources in order."""
         self._round_started = self._clock()

@@ -11,7 +11,7 @@ from ssd_runtime.clock import monotonic
 from ssd_runtime.device.lane import Lane
 from ssd_runtime.errors import EngineClosedError, EngineError, QueueFullError
 from ssd_runtime.messages import Verdict
-from ssd_runtime.speculation.commands import Branch, BuildCommand, BuildResult, ForgetCommand
+from ssd_runtime.speculation.commands import Branch, BuildCommand, BuildResult, DraftCommand, ForgetCommand
 from ssd_runtime.speculation.proposal import Proposal
 from ssd_runtime.testing.rig import Rig, draft_worker, settle
 from ssd_runtime.testing.scripted import ScriptedDraft, continuing
@@ -95,6 +95,20 @@ async def test_without_a_build_text_is_sent_while_the_target_is_at_its_next_pass
     rig.target.complete([Verdict(0, 10)])
     await round_
     assert [piece.token_ids for piece in heard(rig)] == [(9,), (10,)]
+
+
+async def test_a_token_is_not_held_back_while_the_draft_proposes_the_next_ones() -> None:
+    """The first one least of all: before the proposal the draft reads the whole prompt."""
+    draft = draft_worker(ScriptedDraft(continuing([])))
+    rig = Rig(MODEL, draft, automatic=False, mode=Mode.SPECULATIVE)
+    rig.submit(request(max_tokens=3))
+    round_ = await begin(rig)
+    rig.target.complete([Verdict(0, 9)])
+    await round_
+    round_ = await begin(rig)
+    assert [type(command) for command in rig.draft.pending] == [DraftCommand]
+    assert [piece.token_ids for piece in heard(rig)] == [(9,)]
+    round_.cancel()
 
 
 async def test_between_two_rounds_nobody_works_out_text() -> None:
