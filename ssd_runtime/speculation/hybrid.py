@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from math import sqrt
 from typing import NamedTuple
 
 import structlog
@@ -17,12 +19,18 @@ LOOK_ROUNDS = 16
 """Rounds that a look counts, at most."""
 FIRST_ROUNDS = 6
 """Rounds of the first mode before another is looked at."""
-HELD_ROUNDS = 64
-"""Rounds by which a mode is judged, the latest ones."""
+HELD_ROUNDS = 32
+"""Rounds of the mode held, the latest ones, that a look is compared with: a slow hour slows both."""
+REMEMBERED_ROUNDS = 64
+"""Rounds of looks by which a mode is judged, about: later ones count for more."""
 HOPELESS = {2: 0.6, 6: 0.85}
 """A look ends after so many rounds at a mode that is slower than this part of the one held."""
-SHARE = 0.015
-ADVANTAGE = 1.03
+SHARE = 0.005
+"""What looks at one mode may cost, as a part of the time since the last one."""
+ADVANTAGE = 0.03
+"""By how much another mode must be faster, beside the uncertainty of what was measured."""
+UNCERTAINTY = 0.1
+"""Of the rate of a single round; that of many falls with the root of their number."""
 
 
 class Tally:
@@ -35,9 +43,9 @@ class Tally:
         """One more round."""
         self._latest.append((tokens, seconds))
 
-    def extend(self, other: Tally) -> None:
-        """The rounds of `other`, later than these."""
-        self._latest.extend(other._latest)
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        """The tokens and seconds of each."""
+        return iter(self._latest)
 
     @property
     def rounds(self) -> int:
@@ -57,7 +65,20 @@ class Tally:
     @property
     def rate(self) -> float:
         """Tokens a second."""
-        return sum(tokens for tokens, _ in self._latest) / max(self.seconds, 1e-9)
+        return max(sum(tokens for tokens, _ in self._latest), 1e-9) / max(self.seconds, 1e-9)
+
+
+@dataclass(slots=True)
+class Speed:
+    """How fast a mode is beside the others, whatever the unit, from so many rounds."""
+
+    value: float = 1.0
+    rounds: int = 0
+
+    def note(self, value: float, rounds: int) -> None:
+        """So many more rounds say this."""
+        self.rounds = min(self.rounds + rounds, REMEMBERED_ROUNDS)
+        self.value += (value - self.value) * rounds / self.rounds
 
 
 class Look(NamedTuple):
@@ -67,57 +88,35 @@ class Look(NamedTuple):
     cost: float
 
 
-NEVER = Look(0.0, 0.0)
-
-
-class LookingBudget:
-    """What looking at other modes may cost: `SHARE` of all the time that decoding took, `seconds`."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._spent = 0.0
-
-    def note_round(self, seconds: float) -> None:
-        """A round took so long."""
-        self.seconds += seconds
-
-    def spend(self, seconds: float) -> None:
-        """A look has cost so much more than the mode that was held would have taken."""
-        self._spent += seconds
-
-    def allows(self, seconds: float) -> bool:
-        """Whether a look that costs so much may begin."""
-        return self._spent + seconds <= SHARE * self.seconds
-
-
 class HybridController:
     """Holds the fastest mode and looks at the others now and then; deterministic given its notes.
 
     A look is a few rounds after two that are not counted: the mode before still shows in them. What it cost,
     in time that the held mode would have saved, says when the next one at that mode may be: so a mode that
-    is nearly as fast is looked at often, and one that lost clearly hardly ever. What earlier looks found
-    counts too. Another mode takes over only when it is faster by `ADVANTAGE`.
+    is nearly as fast is looked at often, and one that lost clearly hardly ever. Every look is compared with
+    the rounds before it, and what earlier ones found counts too. Another mode takes over when it is clearly
+    faster.
     """
 
     def __init__(
         self,
         candidates: Callable[[], Sequence[RowMode]],
-        budget: LookingBudget,
         costly: Callable[[], Collection[RowMode]] = tuple,
     ) -> None:
         """`candidates`: asked before each look; the first one is held until something was measured.
 
-        costly: says whose first look must be within the budget too. Any other mode is looked at at once.
+        costly: says whose first look must wait for what it may cost. Any other mode is looked at at once.
         """
         self._candidates = candidates
-        self._budget = budget
+        self._seconds = 0.0
         self._costly = costly
         self._held = candidates()[0]
         self._looking_at: RowMode | None = None
         self._rounds = 0
         self._regret = 0.0
+        self._kept = Tally(HELD_ROUNDS)
         self._look = Tally(LOOK_ROUNDS)
-        self._tallies: dict[RowMode, Tally] = defaultdict(lambda: Tally(HELD_ROUNDS))
+        self._speeds: dict[RowMode, Speed] = defaultdict(Speed)
         self._looks: dict[RowMode, Look] = {}
 
     @property
@@ -132,18 +131,19 @@ class HybridController:
 
     def note_round(self, tokens: int, seconds: float) -> None:
         """A decoding round in `mode` emitted so many tokens in so many seconds."""
-        self._budget.note_round(seconds)
+        self._seconds += seconds
         self._rounds += 1
-        kept, counts = self._tallies[self._held], self._rounds > WARM_UP_ROUNDS
+        counts = self._rounds > WARM_UP_ROUNDS
         if self._looking_at is not None:
-            self._regret += seconds - tokens / max(kept.rate, 1e-9)
+            self._regret += seconds - tokens / self._kept.rate
             if counts:
                 self._look.add(tokens, seconds)
-            if self._look.is_full or self._is_hopeless(kept):
+            if self._look.is_full or self._is_hopeless():
                 self._end_look(self._looking_at)
         elif counts:
-            kept.add(tokens, seconds)
-            if self._rounds % (WARM_UP_ROUNDS + FIRST_ROUNDS) == 0 and (kept.is_full or self._untried()):
+            self._kept.add(tokens, seconds)
+            is_time = self._rounds % (WARM_UP_ROUNDS + FIRST_ROUNDS) == 0
+            if is_time and (self._kept.is_full or self._untried()):
                 self._begin_look()
 
     def _others(self) -> list[RowMode]:
@@ -153,16 +153,15 @@ class HybridController:
         return [mode for mode in self._others() if mode not in self._looks]
 
     def _begin_look(self) -> None:
-        """At what was never looked at; else at the mode that has waited longest for what it costs."""
+        """At what was never looked at; else at what has waited longest for what it costs, if long enough."""
         costly = self._costly()
         for mode in self._untried():
             if mode not in costly:
                 return self._go(mode)
-        others = {mode: self._cost(mode) for mode in self._others()}
-        if others:
-            now = self._budget.seconds
-            due = max(others, key=lambda mode: (now - self._looks.get(mode, NEVER).at) / others[mode])
-            if self._budget.allows(others[due]):
+        waited = {mode: self._waited(mode) for mode in self._others()}
+        if waited:
+            due = max(waited, key=lambda mode: waited[mode])
+            if waited[due] >= 1 / SHARE:
                 self._go(due)
         return None
 
@@ -171,25 +170,30 @@ class HybridController:
         self._looking_at, self._look = mode, Tally(LOOK_ROUNDS)
         self._rounds, self._regret = 0, 0.0
 
-    def _cost(self, mode: RowMode) -> float:
-        """What a look may cost, in seconds: what the last one did; at first, several rounds."""
-        kept, look = self._tallies[self._held], self._looks.get(mode)
-        return max(FIRST_ROUNDS * kept.seconds / kept.rounds if look is None else look.cost, 1e-9)
+    def _waited(self, mode: RowMode) -> float:
+        """Since the last look at `mode`, in units of what that cost; the first may cost several rounds."""
+        at, cost = self._looks.get(mode, Look(0.0, FIRST_ROUNDS * self._round_seconds))
+        return (self._seconds - at) / max(cost, 1e-9)
 
-    def _is_hopeless(self, kept: Tally) -> bool:
+    @property
+    def _round_seconds(self) -> float:
+        return self._kept.seconds / self._kept.rounds
+
+    def _is_hopeless(self) -> bool:
         part = HOPELESS.get(self._look.rounds)
-        return part is not None and self._look.rate < part * kept.rate
+        return part is not None and self._look.rate < part * self._kept.rate
 
     def _end_look(self, mode: RowMode) -> None:
         """Hold the mode if it is faster; note what the look cost."""
-        held, found, kept = self._held, self._tallies[mode], self._tallies[self._held]
-        cost = max(self._regret, kept.seconds / kept.rounds)  # to go and to come back costs a round
-        self._budget.spend(cost)
-        self._looks[mode] = Look(self._budget.seconds, cost)
-        found.extend(self._look)
-        if found.rate > ADVANTAGE * kept.rate:
-            self._held = mode
-            self._looks[held] = Look(self._budget.seconds, cost)
-        rates = {held.value: round(kept.rate, 1), mode.value: round(found.rate, 1)}
+        held, found = self._speeds[self._held], self._speeds[mode]
+        found.note(held.value * self._look.rate / self._kept.rate, self._look.rounds)
+        rates = {self._held.value: round(self._kept.rate, 1), mode.value: round(self._look.rate, 1)}
+        cost = max(self._regret, self._round_seconds)  # to go and to come back costs a round
+        self._looks[mode] = Look(self._seconds, cost)
+        if found.value > (1 + ADVANTAGE + UNCERTAINTY / sqrt(found.rounds)) * held.value:
+            self._looks[self._held] = Look(self._seconds, cost)
+            self._held, self._kept = mode, Tally(HELD_ROUNDS)
+            for each in self._look:
+                self._kept.add(*each)
         log.debug("hybrid measured", tokens_per_second=rates, chosen=self._held.value)
         self._go(None)

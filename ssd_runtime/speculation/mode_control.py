@@ -8,7 +8,7 @@ from typing import Protocol
 
 import structlog
 
-from ssd_runtime.speculation.hybrid import HybridController, LookingBudget
+from ssd_runtime.speculation.hybrid import HybridController
 from ssd_runtime.types import Mode, RowMode
 
 log = structlog.get_logger(__name__)
@@ -75,7 +75,7 @@ class LowLatencyAbove:
         self._normal = mode
         self._threshold = threshold
         self._level = Level()
-        self._crowded = HybridController(lambda: IN_A_CROWD, LookingBudget())
+        self._crowded = HybridController(lambda: IN_A_CROWD)
 
     @property
     def mode(self) -> RowMode:
@@ -114,7 +114,6 @@ class HybridByLoad:
         self._threshold = threshold
         self._max_batch_size = max_batch_size
         self._level = Level()
-        self._budget = LookingBudget()
         self._controllers: dict[int, HybridController] = {}
 
     @property
@@ -134,13 +133,14 @@ class HybridByLoad:
     def _controller(self, level: int) -> HybridController:
         if level not in self._controllers:
             self._controllers[level] = HybridController(
-                partial(self._candidates, level), self._budget, partial(self._costly, level)
+                partial(self._candidates, level), partial(self._costly, level)
             )
         return self._controllers[level]
 
     def _candidates(self, level: int) -> Sequence[RowMode]:
-        crowd = IN_A_CROWD if 2**level > self._threshold else IN_A_CROWD[::-1]
-        return crowd if self._fastest_below(level) in IN_A_CROWD else (*crowd, *DRAFTING)
+        first, other = IN_A_CROWD if 2**level > self._threshold else IN_A_CROWD[::-1]
+        drafting = () if self._fastest_below(level) in IN_A_CROWD else DRAFTING
+        return (first, *drafting, other)  # where drafting pays, a look at the other one is soon over
 
     def _costly(self, level: int) -> Sequence[RowMode]:
         """A draft for many rows at once may take long; for one, or where it paid for fewer, it is tried."""
