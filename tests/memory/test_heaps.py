@@ -1,0 +1,52 @@
+"""Threads share a few heaps: what each of them would keep for itself is free, and nobody gets it back."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import ctypes, threading
+from ssd_runtime.memory.heaps import share_heaps
+{call}
+libc = ctypes.CDLL(None)
+libc.malloc.restype, everybody = ctypes.c_void_p, threading.Barrier(8)
+
+def allocate():
+    everybody.wait()
+    libc.malloc(1000)
+    everybody.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+libc.fdopen.restype = ctypes.c_void_p
+out = ctypes.c_void_p(libc.fdopen(1, b"w"))
+libc.malloc_info(0, out)
+libc.fflush(out)
+"""
+
+
+def num_heaps(call: str, **environment: str) -> int:
+    """How many heaps eight threads that allocate together make."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC")}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(call=call)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=kept | environment,
+    )
+    return len(re.findall("<heap nr=", done.stdout))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of the GNU C library")
+def test_eight_threads_share_two_heaps() -> None:
+    """Where nobody says otherwise; the environment may."""
+    assert num_heaps("share_heaps()") <= 2 < num_heaps("")
+    assert num_heaps("share_heaps()", MALLOC_ARENA_MAX="4") > 2
