@@ -136,7 +136,14 @@ class _Builder:
             warpers=self._registries.warpers,
             uses_priority=getattr(self._order, "uses_priority", True),
         )
-        maker = SpeculationMaker(model, self._draft_role, self._model, self._clock, self._record())
+        maker = SpeculationMaker(
+            model,
+            self._draft_role,
+            self._model,
+            self._clock,
+            self._record(),
+            apart=self._places.are_apart,
+        )
         speculation = maker.make(self._settings, self._registries, limits.context)
         speculator = Replaceable(speculation.speculator, speculation.sources.remember)
         return Parts(

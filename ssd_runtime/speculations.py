@@ -96,13 +96,16 @@ class SpeculationMaker:
         load: LoadDraft,
         clock: Clock,
         on_record: Callable[[CommandRecord], None] | None,
+        *,
+        apart: bool,
     ) -> None:
-        """`role`: the draft's. `on_record` hears of its lane's commands."""
+        """`role`: the draft's. `on_record` hears of its lane's commands. apart: see `Places.are_apart`."""
         self._target = target
         self._role = role
         self._load_draft = load
         self._clock = clock
         self._on_record = on_record
+        self._apart = apart
         self._known: dict[tuple[str, str], LoadedModel] = {}
 
     def make(self, settings: Settings, registries: Registries, context: int) -> Speculation:
@@ -182,6 +185,7 @@ class SpeculationMaker:
             length=engine.speculative_length,
             max_context=max_context,
             clock=self._clock,
+            reads_ahead=self._apart,
         )
 
 

@@ -22,6 +22,13 @@ class Places:
     target_device: str = CPU
     draft_device: str = CPU
 
+    @property
+    def are_apart(self) -> bool:
+        """Whether one lane's work takes nothing from the other's."""
+        if self.target_device == self.draft_device == CPU:
+            return self.target.isdisjoint(self.draft)
+        return self.target_device != self.draft_device
+
 
 def place(target: str, draft: str, mode: Mode) -> Places:
     """The cores and devices for `placement:` in `mode`; raises `ConfigError` for what is not there.

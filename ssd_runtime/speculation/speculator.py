@@ -45,8 +45,12 @@ class Speculator:
         length: int,
         max_context: int,
         clock: Clock,
+        reads_ahead: bool = False,
     ) -> None:
-        """`drafting` serves mode `speculative`, `lookups` the low-latency mode. max_context: of the draft."""
+        """`drafting` serves mode `speculative`, `lookups` the low-latency mode. max_context: of the draft.
+
+        reads_ahead: in mode `speculative` too the draft reads a prompt while the target does.
+        """
         self._draft = draft
         self._sources: dict[RowMode, tuple[Source, ...]] = {
             RowMode.SPECULATIVE: () if drafting is None else (drafting,),
@@ -58,6 +62,7 @@ class Speculator:
         self._length = length
         self._max_context = max_context
         self._clock = clock
+        self._reads_ahead = reads_ahead
         self._outcomes: OutcomeCache[Proposal] = OutcomeCache()
         self._memories = memories
         self._round_started = 0.0
@@ -114,7 +119,8 @@ class Speculator:
             return Build(verified, self._clock())
         budget = self._budget.choose(len(served))
         draft_rows = tuple(
-            self._branching_row(row.sequence, sent, budget if row.samples else 0) for row, sent in served
+            self._branching_row(row.sequence, sent, budget if row.samples and row.mode is RowMode.SSD else 0)
+            for row, sent in served
         )
         command = BuildCommand(draft_rows, StopWord())
         return Build(
@@ -175,7 +181,8 @@ class Speculator:
         return tokens
 
     def _may_branch(self, row: Row) -> bool:
-        if row.mode is not RowMode.SSD:
+        reads_ahead = self._reads_ahead and row.mode is RowMode.SPECULATIVE and row.num_feed > 1
+        if row.mode is not RowMode.SSD and not reads_ahead:
             return False
         return len(row.sequence.token_ids) + 2 <= min(row.sequence.max_len, self._max_context)
 

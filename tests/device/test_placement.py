@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ssd_runtime.device import cores, placement
-from ssd_runtime.device.placement import place
+from ssd_runtime.device.placement import Places, place
 from ssd_runtime.types import Mode
 
 
@@ -44,3 +44,18 @@ def test_a_place_that_is_given_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert places.target == {0}
     assert places.draft == {2, 3}
     assert place("cpu:1", "cpu:1", Mode.SSD).draft == {1}
+
+
+@pytest.mark.parametrize(
+    ("places", "apart"),
+    [
+        (Places(frozenset({0}), frozenset({1})), True),
+        (Places(frozenset({0, 1}), frozenset({1})), False),
+        (Places(frozenset({0}), frozenset({0}), "cuda:0", "cuda:1"), True),
+        (Places(frozenset({0}), frozenset({1}), "cuda:0", "cuda:0"), False),
+        (Places(frozenset({0}), frozenset({0}), "cuda:0", "cpu"), True),
+    ],
+)
+def test_roles_are_apart_where_neither_takes_anything_from_the_other(places: Places, apart: bool) -> None:
+    """On the CPU that is a matter of cores, else of devices."""
+    assert places.are_apart is apart

@@ -52,6 +52,7 @@ class Play:
         fallback: Sequence[Source] = (),
         context: int = 100,
         lookups: Sequence[Source] = (),
+        reads_ahead: bool = False,
     ) -> None:
         self.lane = ScriptedLane()
         self.memories = Memories()
@@ -67,6 +68,7 @@ class Play:
             length=4,
             max_context=context,
             clock=lambda: 0.0,
+            reads_ahead=reads_ahead,
         )
 
     def rows(self, *sequences: TokenSequence) -> list[BatchRow]:
@@ -361,6 +363,18 @@ async def test_every_row_of_a_round_counts_for_its_mode() -> None:
     await play.round([sequence(), plain, sequence()], [Verdict(0, 9)] * 3, BuildResult(((), ())))
     assert play.speculator.rounds_by_mode[RowMode.SSD] == 2
     assert play.speculator.rounds_by_mode[RowMode.AUTOREGRESSIVE] == 1
+
+
+@pytest.mark.parametrize("apart", [True, False])
+async def test_a_draft_with_a_place_of_its_own_reads_the_prompt_while_the_target_does(apart: bool) -> None:
+    """In mode speculative; it prepares nothing, and later everybody waits for it."""
+    play = Play(Mode.SPECULATIVE, reads_ahead=apart)
+    whole = TokenSequence(Request("r"), 9, list(range(9)), Draw(0, 0.0), 50)
+    for rows in ([BatchRow(whole, 9, 0, RowMode.SPECULATIVE)], play.rows(sequence())):
+        assert play.speculator.will_branch(rows) is (apart and rows[0].sequence is whole)
+        play.speculator.branch(rows, await play.speculator.take(rows))
+    read = [(command.rows[0].uid, command.rows[0].budget) for command in play.lane.commands]
+    assert read == ([(whole.uid, 0)] if apart else [])
 
 
 async def test_a_prompt_in_chunks_is_read_by_the_draft_but_nothing_is_prepared() -> None:
