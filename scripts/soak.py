@@ -37,7 +37,7 @@ from ssd_runtime.app import Engine
 from ssd_runtime.build import LoadModel
 from ssd_runtime.engine.prepare import Limits, prepare_choices
 from ssd_runtime.errors import RequestError, SSDError
-from ssd_runtime.memory.heaps import share_heaps
+from ssd_runtime.memory.heaps import tidy_heaps
 from ssd_runtime.settings.load import load_settings
 from ssd_runtime.settings.schema import LogSettings
 from ssd_runtime.snapshots import EngineSnapshot
@@ -242,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Soak and report; the exit status."""
     options = _parser().parse_args(arguments)
     configure_logging(LogSettings(level="warning"))
-    share_heaps()  # as `ssd-run` does
+    tidy_heaps()  # as `ssd-run` does
     found = asyncio.run(run(options))
     sys.stdout.write(summary(found))
     if options.json is not None:

@@ -19,7 +19,7 @@ from ssd_runtime.bench.answering import Block, Pass, Recorder, answer_block
 from ssd_runtime.engine.thread import new_event_loop
 from ssd_runtime.errors import SSDError
 from ssd_runtime.faces import AnsweringEngine
-from ssd_runtime.memory.heaps import share_heaps
+from ssd_runtime.memory.heaps import tidy_heaps
 from ssd_runtime.types import Request
 
 CLOSE_SECONDS = 10.0
@@ -90,7 +90,7 @@ class EngineProcess:
 
 def serve(connection: Connection, make: MakeEngine, warm_up: Request) -> None:
     """The other process: answer blocks until None comes, or whoever asked is gone."""
-    share_heaps()
+    tidy_heaps()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(_serve(connection, make, warm_up))
 

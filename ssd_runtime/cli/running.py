@@ -15,7 +15,7 @@ from ssd_runtime.cli.progress import WaitLine, ticking
 from ssd_runtime.engine.thread import new_event_loop
 from ssd_runtime.errors import SSDError
 from ssd_runtime.faces import AnsweringEngine
-from ssd_runtime.memory.heaps import share_heaps
+from ssd_runtime.memory.heaps import tidy_heaps
 from ssd_runtime.settings.load import Loaded
 
 INTERRUPTED = 130
@@ -40,7 +40,7 @@ def descriptor(name: str) -> int:
 
 def run(main: Coroutine[Any, Any, int]) -> int:
     """Run a command to its exit status; Ctrl-C cancels it and gives 130."""
-    share_heaps()
+    tidy_heaps()
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(_interruptible(main))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from ssd_runtime.memory.heaps import share_heaps
+from ssd_runtime.memory.heaps import tidy_heaps
 from ssd_runtime.settings.load import Loaded
 
 
@@ -14,7 +14,7 @@ def daemon(loaded: Loaded, trace: Path | None) -> int:
     from ssd_runtime.server.run import open_door, serve
     from ssd_runtime.server.service import Service
 
-    share_heaps()
+    tidy_heaps()
     service = Service(loaded.settings)
     with open_door(service) as door:
         # only now: importing torch takes a while, and starts threads

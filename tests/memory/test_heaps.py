@@ -12,7 +12,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, threading
-from ssd_runtime.memory.heaps import share_heaps
+from ssd_runtime.memory.heaps import tidy_heaps
 {call}
 libc = ctypes.CDLL(None)
 libc.malloc.restype, everybody = ctypes.c_void_p, threading.Barrier(8)
@@ -48,5 +48,35 @@ def num_heaps(call: str, **environment: str) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of the GNU C library")
 def test_eight_threads_share_two_heaps() -> None:
     """Where nobody says otherwise; the environment may."""
-    assert num_heaps("share_heaps()") <= 2 < num_heaps("")
-    assert num_heaps("share_heaps()", MALLOC_ARENA_MAX="4") > 2
+    assert num_heaps("tidy_heaps()") <= 2 < num_heaps("")
+    assert num_heaps("tidy_heaps()", MALLOC_ARENA_MAX="4") > 2
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of the GNU C library")
+def test_what_is_free_between_what_is_used_is_given_back() -> None:
+    """By a thread that nobody has to start twice; every other block of many is still needed."""
+    program = """
+import ctypes, resource, threading
+from ssd_runtime.memory import heaps
+turns = threading.Semaphore(0)
+heaps.time.sleep = lambda seconds: turns.acquire()
+assert heaps.tidy_heaps() and heaps.tidy_heaps()
+assert [thread.name for thread in threading.enumerate()].count("ssd-heaps") == 1
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+blocks = [libc.malloc(64_000) for _ in range(2000)]
+for block in blocks:
+    ctypes.memset(block, 1, 64_000)
+for block in blocks[::2]:
+    libc.free(block)
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+before = resident()
+turns.release()
+while before - resident() < 50_000_000:
+    pass
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
