@@ -154,15 +154,17 @@ class Room {
   Room(const Room&) = delete;
   ~Room() { free(data_); }
 
-  // At least `size` elements, contents lost; false when memory is short.
+  // At least `size` elements, contents lost; false when memory is short. It grows to powers of two: what it leaves
+  // behind as it grows are holes in the heap, and pages that nobody writes take no memory.
   bool reserve(int64_t size) {
     if (size <= size_) return true;
     free(data_);
     size_ = 0;
-    const size_t bytes = (size_t(size) * sizeof(T) + 4095) / 4096 * 4096;
+    size_t bytes = 4096;
+    while (bytes < size_t(size) * sizeof(T)) bytes *= 2;
     data_ = static_cast<T*>(aligned_alloc(4096, bytes));
     if (!data_) return false;
-    size_ = size;
+    size_ = int64_t(bytes / sizeof(T));
     return true;
   }
   T* get() { return data_; }
