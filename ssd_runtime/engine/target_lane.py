@@ -40,8 +40,7 @@ class TargetLane:
         self._pauses = pauses
         self._pass: asyncio.Future[Any] | None = None
         self._command = PROBE
-        self._beats = 0
-        self._most_beats: int | None = None
+        self._beats_left = 0  # beside one for each of the command's tokens, which nobody counts before a beat
 
     @property
     def num_restarts(self) -> int:
@@ -52,25 +51,22 @@ class TargetLane:
         """Queue a command; a pass fails with `ComputeError` if the lane never answers."""
         future = self._supply.lane.submit(command)
         if isinstance(command, VerifyCommand):
-            self._pass, self._command = future, command
-            self._beats, self._most_beats = 0, None
+            self._pass, self._command, self._beats_left = future, command, PASS_BEATS
         return future
 
     def beat(self) -> None:
         """About a second has passed: look after the pass in hand."""
         if self._pass is None or self._pass.done():
             return
-        self._beats += 1
-        if self._most_beats is None:
-            self._most_beats = PASS_BEATS + self._command.num_tokens
+        self._beats_left -= 1
         if not self._supply.lane.is_alive:
             self._pass.set_exception(ComputeError("the thread of its lane has died"))
-        elif self._beats > self._most_beats:
+        elif self._beats_left + self._command.num_tokens < 0:
             self._pass.set_exception(ComputeError("it takes too long; see the log"))
 
     def hurry(self) -> None:
         """The engine is closing: wait for the pass in hand, but not much longer."""
-        self._most_beats = self._beats + LAST_BEATS
+        self._beats_left = min(self._beats_left, LAST_BEATS - self._command.num_tokens)
 
     async def restart(self, closing: asyncio.Event) -> None:
         """Put a fresh lane in place of the one that failed, unless `closing` is set meanwhile.

@@ -261,6 +261,24 @@ async def test_closing_waits_a_little_for_a_pass_and_not_for_ever() -> None:
         rig.answer("a")
 
 
+async def test_closing_gives_a_pass_no_more_time_than_it_had() -> None:
+    """One that had a single beat left has a single beat left."""
+    rig = by_hand()
+    running = asyncio.create_task(rig.core.run())
+    rig.submit(request())
+    await settle()
+    for _ in range(PASS_BEATS + len(PROMPT) - 1):
+        rig.core.beat()
+    rig.core.close()
+    rig.core.beat()
+    await settle()
+    assert not running.done()
+    rig.core.beat()
+    await running
+    with pytest.raises((ComputeError, EngineClosedError)):
+        rig.answer("a")
+
+
 async def test_no_request_poisons_the_engine_however_often_it_comes() -> None:
     """A pass that fails costs its requests; an engine that computes is never given up."""
     rig = Rig(MODEL, mode=Mode.AUTOREGRESSIVE, around=Fails(*range(20)).around)
