@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_int32
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ssd_runtime.hooks.kinds import Sampler
@@ -175,8 +175,7 @@ RowResult = Verdict | Reading | RowFailure | None
 """None: a chunk of a prompt that samples nothing, and of which nothing else is wanted."""
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyRow:
+class VerifyRow(NamedTuple):
     """One row of a verification: pending tokens, then `drafts`, fed from position `start`.
 
     Not `samples`: a prefill chunk that is not the prompt's last; its KV is wanted, no token.
@@ -202,8 +201,7 @@ class VerifyRow:
         return len(self.token_ids) + len(self.drafts)
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyCommand:
+class VerifyCommand(NamedTuple):
     """One forward pass of the target; its result is one `RowResult` a row.
 
     together: whether the draft's lane works at the same time.

@@ -64,7 +64,7 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Whether only the last token is pending, so that one pass yields the next."""
-        return self.num_pending == 1
+        return len(self.token_ids) - self.kv_len == 1
 
     @property
     def num_left(self) -> int:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 NO_SOURCE = "none"
 CACHE_SOURCE = "cache"
 
 
-@dataclass(frozen=True, slots=True)
-class RoundRecord:
+class RoundRecord(NamedTuple):
     """One row's verdict. `bonus_rank`: place of the bonus among the draft's candidates, None if unknown.
 
     mode: how the row's proposal was made, a `RowMode`; empty where an earlier version's trace does not say.

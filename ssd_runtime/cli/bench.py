@@ -50,7 +50,8 @@ SAMPLER_OF_MANY_TEXTS = "rejection"
 class Asked:
     """What is to be compared. prompts: sources, as the command line names them.
 
-    one_text: whether a seed gives the same ids in every mode, see `run_bench`.
+    one_text: whether a seed gives the same ids in every mode, see `run_bench`. device_for_device: see
+    `device_overrides`.
     """
 
     modes: tuple[Mode, ...]
@@ -61,6 +62,7 @@ class Asked:
     seed: int
     repeat: int
     one_text: bool = True
+    device_for_device: bool = False
 
 
 def bench(
@@ -78,6 +80,9 @@ def bench(
     ignore_eos: IgnoreEosOption = False,
     seed: Annotated[int, typer.Option(help="Prompt i gets a seed derived from (seed, i).")] = 0,
     repeat: Annotated[int, typer.Option(min=1, help="Repetitions; every other one runs backwards.")] = 2,
+    device_for_device: Annotated[
+        bool, typer.Option("--device-for-device", help="Only ssd has placement.draft for itself.")
+    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write rows and raw samples to FILE.")
     ] = None,
@@ -87,7 +92,8 @@ def bench(
 ) -> None:
     """Compare the modes: rates, waits, acceptance, memory. Status 1 where their tokens differ."""
     chosen = _each("--modes", modes, Mode, ALL_MODES)
-    loaded = {mode: load(config, overrides, mode) for mode in chosen}
+    placed = partial(device_overrides, config, overrides) if device_for_device else lambda mode: overrides
+    loaded = {mode: load(config, placed(mode), mode) for mode in chosen}
     settings = loaded[chosen[0]].settings
     asked = Asked(
         modes=chosen,
@@ -98,6 +104,7 @@ def bench(
         seed=seed,
         repeat=repeat,
         one_text=settings.engine.sampler.name != SAMPLER_OF_MANY_TEXTS,
+        device_for_device=device_for_device,
     )
     for temperature in asked.temperatures:
         sampling(settings, temperature=temperature)
@@ -165,6 +172,23 @@ def check_files(json_file: Path | None, plots: Path | None) -> None:
         raise ConfigError(f"--json {json_file}: cannot be written; expected a file in a folder that exists")
     if plots is not None:
         check_plots(plots)
+
+
+def device_overrides(config: Path | None, overrides: Sequence[str] | None, mode: Mode) -> Sequence[str]:
+    """`overrides`, and for a mode whose roles take turns that its draft shares the target's device.
+
+    As papers count: plain and speculative decoding have one device, ssd adds another. Raises `ConfigError`
+    where the devices are not named.
+    """
+    placement = load(config, overrides, mode).settings.placement
+    if "auto" in (placement.target, placement.draft):
+        raise ConfigError(
+            "--device-for-device: placement.target or placement.draft is auto; name both, for example "
+            "--set placement.target=cpu:0 --set placement.draft=cpu:1"
+        )
+    if mode in (Mode.AUTOREGRESSIVE, Mode.SPECULATIVE):
+        return [*(overrides or ()), f"placement.draft={placement.target}"]
+    return overrides or ()
 
 
 def cores_text(places: Places, mode: Mode) -> str:

@@ -17,8 +17,7 @@ ORIGIN_FRAMES = 4
 
 def verify_command(rows: Sequence[BatchRow], proposals: Sequence[Proposal], together: bool) -> VerifyCommand:
     """The target's pass for these rows: pending tokens, then the proposal."""
-    verified = tuple(_verify_row(row, proposal) for row, proposal in zip(rows, proposals, strict=True))
-    return VerifyCommand(verified, together)
+    return VerifyCommand(tuple(map(_verify_row, rows, proposals)), together)
 
 
 def split(command: VerifyCommand) -> tuple[int, int]:
@@ -26,9 +25,9 @@ def split(command: VerifyCommand) -> tuple[int, int]:
     decoding = reading = 0
     for row in command.rows:
         if row.samples and len(row.token_ids) == 1:
-            decoding += row.num_tokens
+            decoding += 1 + len(row.drafts)
         else:
-            reading += row.num_tokens
+            reading += len(row.token_ids) + len(row.drafts)
     return decoding, reading
 
 
@@ -37,7 +36,7 @@ def checked_results(results: Any, command: VerifyCommand) -> list[RowResult]:
 
     A row that should have a token and has none would run for ever.
     """
-    if not isinstance(results, (list, tuple)) or len(results) != command.num_rows:
+    if not isinstance(results, (list, tuple)) or len(results) != len(command.rows):
         raise ComputeError(f"got {results!r}, expected a result for each of {command.num_rows} rows")
     for row, result in zip(command.rows, results, strict=True):
         if not _is_possible(row, result):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ssd_runtime.clock import Clock
 from ssd_runtime.engine.live import LiveRequest
@@ -16,8 +16,7 @@ from ssd_runtime.stats import RoundRecord
 from ssd_runtime.types import FinishReason, TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
-class Untold:
+class Untold(NamedTuple):
     """What a round added to an answer, before its text is worked out."""
 
     live: LiveRequest
@@ -71,7 +70,8 @@ class LiveRequests:
         live = self._live[row.sequence]
         match result:
             case Verdict():
-                live.read(result.reading)
+                if result.reading is not None:
+                    live.read(result.reading)
                 tokens = (*proposal.token_ids[: result.accepted], result.bonus)
                 untold = Untold(live, *live.end.take(tokens), result.logprobs)
                 self._keep(row, proposal, untold, result.accepted, result.bonus)

@@ -14,8 +14,7 @@ somebody more important, so what runs only ever gets more important, until a req
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ssd_runtime.engine.pacing import Pacer
 from ssd_runtime.memory.blocks import BlockManager
@@ -29,8 +28,7 @@ Plan = Callable[[Sequence], tuple[RowMode, int]]
 """A row's mode in the round that begins, and how many tokens its proposal may have at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRow:
+class BatchRow(NamedTuple):
     """One sequence's part in a round: feed `num_feed` pending tokens; up to `max_drafts` may follow.
 
     samples: the pass reaches the last pending token, so that a token is sampled after it.
@@ -182,14 +180,17 @@ class Scheduler:
     def _decoding_rows(self, plan: Plan) -> list[BatchRow]:
         rows = []
         spare = self._max_batch_tokens - len(self.running)
-        for sequence in list(self.running):
+        before = list(self.running)
+        for sequence in before:
             if sequence in self.running and sequence.is_decoding:
                 mode, most = plan(sequence)
                 drafts = self._reserve(sequence, min(most, spare))
                 if drafts is not None:
                     rows.append(BatchRow(sequence, 1, drafts, mode))
                     spare -= drafts
-        return [row for row in rows if row.sequence in self.running]
+        if len(self.running) < len(before):  # somebody was preempted, maybe after his row was made
+            return [row for row in rows if row.sequence in self.running]
+        return rows
 
     def _reserve(self, sequence: Sequence, drafts: int) -> int | None:
         """Allocate for the pending token and `drafts` after it; fewer if scarce, None if preempted."""

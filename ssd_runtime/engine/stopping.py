@@ -99,7 +99,12 @@ class AnswerEnd:
             if reason is not None:
                 break
             kept.append(token)
-            reason = self._take(token)
+            self._left -= 1
+            self._free -= 1
+            if self._looks or self._left == 0 or token in self._end_ids:
+                reason = self._ended_by(token)
+            else:
+                self._unread.append(token)
         return tuple(kept), reason
 
     def show(self) -> str:
@@ -113,9 +118,8 @@ class AnswerEnd:
         self._shown.clear()
         return text
 
-    def _take(self, token: int) -> FinishReason | None:
-        self._left -= 1
-        self._free -= 1
+    def _ended_by(self, token: int) -> FinishReason | None:
+        """Why the answer ends with a token that may end it, if it does."""
         if token in self._end_ids and self._free < 0:
             self._last = [token] if self._include_stop else []
             return FinishReason.STOP

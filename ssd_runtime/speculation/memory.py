@@ -10,6 +10,8 @@ from ssd_runtime.speculation.cache import SSDCache
 from ssd_runtime.speculation.commands import Branch
 
 SHADOW_CAPACITY = 4096
+NEVER = -1
+"""Before every round."""
 UNKNOWN = 0.5
 """The probability of a token about which the draft said nothing."""
 
@@ -18,14 +20,14 @@ UNKNOWN = 0.5
 class Memory:
     """One sequence's part.
 
-    cache: None where nobody will ask it. length: its tokens when the last build began; ready: whether
-    that build had read them all, so that a look-up makes sense; settled: how many of its tokens the
-    cache was told.
+    cache: None where nobody will ask it. length: its tokens when the last build began; built: the round in
+    which a build had read them all, so that a look-up in the next one makes sense; settled: how many of its
+    tokens the cache was told.
     """
 
     cache: SSDCache | None = None
     length: int = 0
-    ready: bool = False
+    built: int = NEVER
     settled: int = 0
 
     def settle(self, token_ids: Sequence[int]) -> None:

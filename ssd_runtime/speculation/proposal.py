@@ -52,9 +52,8 @@ class Proposal:
 
     def bonus_rank(self, accepted: int, bonus: int) -> int | None:
         """The place of `bonus` among the candidates after `accepted` tokens, 0 best; None if not there."""
-        if accepted >= len(self.guesses) or bonus not in self.guesses[accepted].candidates:
-            return None
-        return self.guesses[accepted].candidates.index(bonus)
+        candidates = self.guesses[accepted].candidates if accepted < len(self.guesses) else ()
+        return candidates.index(bonus) if bonus in candidates else None
 
 
 NOTHING = Proposal()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ssd_runtime.sequence import Sequence
 from ssd_runtime.speculation.commands import BuildCommand
@@ -27,8 +26,7 @@ class Row(Protocol):
     def samples(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(NamedTuple):
     """One row of a build: the sequence, how long it was, and the proposal under verification."""
 
     sequence: Sequence
@@ -36,8 +34,7 @@ class Served:
     sent: Proposal
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
+class Build(NamedTuple):
     """A round's build in flight: the rows it serves, how long they were, the word that ends it.
 
     `verified` is every row of the round with its proposal.

@@ -21,7 +21,7 @@ from ssd_runtime.speculation.cache import Outcome, OutcomeCache
 from ssd_runtime.speculation.commands import Branch, BuildCommand, BuildResult, DraftRow, ForgetCommand
 from ssd_runtime.speculation.draft_lane import DraftLane
 from ssd_runtime.speculation.fallback import PredictionSource, Source
-from ssd_runtime.speculation.memory import Memories
+from ssd_runtime.speculation.memory import NEVER, Memories
 from ssd_runtime.speculation.modes import Modes
 from ssd_runtime.speculation.proposal import NOTHING, Proposal
 from ssd_runtime.speculation.rounds import Build, Row, Served
@@ -65,6 +65,7 @@ class Speculator:
         self._reads_ahead = reads_ahead
         self._outcomes: OutcomeCache[Proposal] = OutcomeCache()
         self._memories = memories
+        self._round = 0
         self._round_started = 0.0
         self.num_branches = 0
         """Outcomes for which a proposal was prepared."""
@@ -90,15 +91,16 @@ class Speculator:
 
     def will_draft(self, rows: Sequence[Row]) -> bool:
         """Whether `take` will wait for the draft."""
-        return any(row.mode is RowMode.SPECULATIVE and row.max_drafts > 0 for row in rows)
+        return RowMode.SPECULATIVE in [row.mode for row in rows if row.max_drafts > 0]
 
     async def take(self, rows: Sequence[Row]) -> list[Proposal]:
         """A proposal for each row: from the outcome cache, else from the row's sources in order."""
+        self._round += 1
         self._round_started = self._clock()
-        proposals = [self._look_up(row) for row in rows]
         wanting = [i for i, row in enumerate(rows) if row.max_drafts > 0]
         if not wanting:
-            return proposals
+            return [NOTHING] * len(rows)
+        proposals = [self._look_up(row) for row in rows]
         predicted = [i for i in wanting if rows[i].sequence.prediction is not None]
         await self._fill(rows, proposals, predicted, (PredictionSource(),))
         for mode, sources in self._sources.items():
@@ -169,7 +171,8 @@ class Speculator:
 
     def _learn(self, build: Build, results: Sequence[Any]) -> int:
         """From the verdicts; how many tokens the target gave."""
-        self._budget.note_verification(self._clock() - build.started)
+        if build.future is not None:
+            self._budget.note_verification(self._clock() - build.started)
         tokens = 0
         for (_, proposal), verdict in zip(build.verified, results, strict=True):
             if not isinstance(verdict, Verdict):
@@ -187,12 +190,11 @@ class Speculator:
         return len(row.sequence.token_ids) + 2 <= min(row.sequence.max_len, self._max_context)
 
     def _look_up(self, row: Row) -> Proposal:
+        if row.max_drafts < 1 or row.mode is not RowMode.SSD:
+            return NOTHING
         sequence = row.sequence
         memory = self._memories.get(sequence.uid)
-        if memory is None or not memory.ready:
-            return NOTHING
-        memory.ready = False
-        if row.max_drafts < 1 or row.mode is not RowMode.SSD:
+        if memory is None or memory.built != self._round - 1:
             return NOTHING
         accepted = len(sequence.token_ids) - memory.length - 1
         outcome = Outcome(sequence.uid, sequence.epoch, memory.length, accepted, sequence.token_ids[-1])
@@ -245,7 +247,7 @@ class Speculator:
 
     def _file(self, row: Served, branches: Sequence[Branch] | None) -> None:
         sequence, memory = row.sequence, self._memories.of(row.sequence.uid)
-        memory.ready, memory.length = branches is not None, row.length
+        memory.built, memory.length = self._round if branches is not None else NEVER, row.length
         entries = {
             Outcome(sequence.uid, sequence.epoch, row.length, branch.accepted, branch.bonus): branch.proposal
             for branch in branches or ()

@@ -17,13 +17,14 @@ class Broadcast:
     """Tells each listener of each round; one that raises is named in the log and not told again."""
 
     def __init__(self, listeners: Mapping[str, Listener]) -> None:
-        self._listeners = dict(listeners)
+        self._listeners = tuple(listeners.items())
 
     def __call__(self, record: RoundRecord) -> None:
         """One verdict."""
-        for name, listener in list(self._listeners.items()):
+        for pair in self._listeners:
+            name, listener = pair
             try:
                 listener(record)
             except Exception as error:
-                del self._listeners[name]
+                self._listeners = tuple(one for one in self._listeners if one is not pair)
                 log.warning("an observer failed and is not told again", plugin=name, error=repr(error))

@@ -11,7 +11,6 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -29,7 +28,6 @@ COMMAND = "command"
 ROUND = "round"
 _ROUNDS_TID = 0
 _COMMAND_FIELDS = ("lane", "kind", "rows", "tokens", "passes")
-_ROUND_FIELDS = tuple(field.name for field in fields(RoundRecord))
 
 
 class RecordSink(Protocol):
@@ -82,7 +80,7 @@ class TraceWriter:
                 cat=ROUND,
                 ts=_nanoseconds(self._clock()) / 1000,
                 s="t",
-                args=asdict(record),
+                args=record._asdict(),
             )
         )
 
@@ -151,7 +149,7 @@ def read_trace(path: Path) -> tuple[list[CommandRecord], list[RoundRecord]]:
             commands.append(_command(event))
         elif event.get("cat") == ROUND:
             args = event["args"]  # a trace of an earlier version has fewer
-            rounds.append(RoundRecord(**{name: args[name] for name in _ROUND_FIELDS if name in args}))
+            rounds.append(RoundRecord(**{name: args[name] for name in RoundRecord._fields if name in args}))
     return commands, rounds
 
 

@@ -15,9 +15,10 @@ from ssd_runtime.bench.plan import Cell
 from ssd_runtime.bench.prompts import Prompt, PromptSet
 from ssd_runtime.bench.rows import Sample, row
 from ssd_runtime.bench.run import Results
-from ssd_runtime.cli.bench import Asked, cores_text, report_results
+from ssd_runtime.cli.bench import Asked, cores_text, device_overrides, report_results
 from ssd_runtime.cli.main import main
 from ssd_runtime.device.placement import Places
+from ssd_runtime.settings.load import load_settings
 from ssd_runtime.settings.schema import Settings
 from ssd_runtime.types import Mode, SamplingParams
 
@@ -57,6 +58,7 @@ class TestRefusals:
             (("--set", "engine.draft_model=none"), "--set engine.draft_model: got 'none', but mode specul"),
             (("--set", "engine.sampler=magic"), "--set engine.sampler: 'magic' is not available"),
             (("--set", "placement.draft=cpu:4000"), "--set placement.draft: 'cpu:4000' names cores [4000]"),
+            (("--device-for-device",), "--device-for-device: placement.target or placement.draft is auto"),
             (("--repeat", "0"), "--repeat"),
             (("--mode", "ssd"), "--mode"),
         ],
@@ -120,6 +122,24 @@ class TestReport:
     ) -> None:
         """Plain decoding has one role; a GPU stands for the cores that feed it."""
         assert cores_text(places, mode) == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "draft"),
+    [
+        (Mode.AUTOREGRESSIVE, "cpu:0"),
+        (Mode.SPECULATIVE, "cpu:0"),
+        (Mode.SSD, "cpu:1"),
+        (Mode.HYBRID, "cpu:1"),
+    ],
+)
+def test_device_for_device_only_what_may_draft_beside_the_target_has_a_second_device(
+    mode: Mode, draft: str
+) -> None:
+    """Plain and speculative decoding have the target's, ssd adds another: the SSD paper's comparison."""
+    given = ["placement.target=cpu:0", "placement.draft=cpu:1"]
+    placement = load_settings(None, device_overrides(None, given, mode), {}).settings.placement
+    assert (placement.target, placement.draft) == ("cpu:0", draft)
 
 
 @pytest.mark.parametrize(("batch", "says_so"), [(8, False), (16, True)])
