@@ -27,6 +27,12 @@ HOPELESS = {2: 0.6, 6: 0.85}
 """A look ends after so many rounds at a mode that is slower than this part of the one held."""
 SHARE = 0.005
 """What looks at one mode may cost, as a part of the time since the last one."""
+NEAR = 0.8
+"""A mode that gave more than this part of what the one held gives is looked at sooner, the fewer rounds it
+was seen for."""
+FALLEN = 0.5
+"""Where the mode held gives less than this part of what it gave when it was last compared, it was luck, or
+the work is another now."""
 ADVANTAGE = 0.03
 """By how much another mode must be faster, beside the uncertainty of what was measured."""
 UNCERTAINTY = 0.1
@@ -46,6 +52,13 @@ class Tally:
     def __iter__(self) -> Iterator[tuple[int, float]]:
         """The tokens and seconds of each."""
         return iter(self._latest)
+
+    def latest(self, rounds: int) -> Tally:
+        """One of the same size with no more than the last `rounds`."""
+        tally = Tally(self._latest.maxlen or 0)
+        for each in list(self._latest)[-rounds:]:
+            tally.add(*each)
+        return tally
 
     @property
     def rounds(self) -> int:
@@ -95,7 +108,7 @@ class HybridController:
     in time that the held mode would have saved, says when the next one at that mode may be: so a mode that
     is nearly as fast is looked at often, and one that lost clearly hardly ever. Every look is compared with
     the rounds before it, and what earlier ones found counts too. Another mode takes over when it is clearly
-    faster.
+    faster; when the mode held has become slow, the best of the others is looked at without delay.
     """
 
     def __init__(
@@ -114,6 +127,7 @@ class HybridController:
         self._looking_at: RowMode | None = None
         self._rounds = 0
         self._regret = 0.0
+        self._compared = 0.0
         self._kept = Tally(HELD_ROUNDS)
         self._look = Tally(LOOK_ROUNDS)
         self._speeds: dict[RowMode, Speed] = defaultdict(Speed)
@@ -142,9 +156,8 @@ class HybridController:
                 self._end_look(self._looking_at)
         elif counts:
             self._kept.add(tokens, seconds)
-            is_time = self._rounds % (WARM_UP_ROUNDS + FIRST_ROUNDS) == 0
-            if is_time and (self._kept.is_full or self._untried()):
-                self._begin_look()
+            if self._rounds % (WARM_UP_ROUNDS + FIRST_ROUNDS) == 0:
+                self._consider_a_look()
 
     def _others(self) -> list[RowMode]:
         return [mode for mode in self._candidates() if mode is not self._held]
@@ -152,18 +165,25 @@ class HybridController:
     def _untried(self) -> list[RowMode]:
         return [mode for mode in self._others() if mode not in self._looks]
 
-    def _begin_look(self) -> None:
+    def _consider_a_look(self) -> None:
         """At what was never looked at; else at what has waited longest for what it costs, if long enough."""
-        costly = self._costly()
+        costly, others = self._costly(), self._others()
         for mode in self._untried():
             if mode not in costly:
                 return self._go(mode)
-        waited = {mode: self._waited(mode) for mode in self._others()}
-        if waited:
-            due = max(waited, key=lambda mode: waited[mode])
-            if waited[due] >= 1 / SHARE:
-                self._go(due)
-        return None
+        latest = self._kept.latest(LOOK_ROUNDS)
+        if others and latest.rate < FALLEN * self._compared:
+            return self._begin_anew(latest)
+        waited = {mode: self._waited(mode) for mode in others if self._kept.is_full}
+        due = max(waited, key=lambda mode: waited[mode], default=None)
+        return self._go(due) if due and waited[due] >= 1 / SHARE else None
+
+    def _begin_anew(self, latest: Tally) -> None:
+        """On to the best of the others: of the mode held only the latest rounds count, of these one look."""
+        self._kept = latest
+        for speed in self._speeds.values():
+            speed.rounds = 0
+        self._go(max(self._others(), key=lambda mode: self._speeds[mode].value))
 
     def _go(self, mode: RowMode | None) -> None:
         """On to a look at `mode`, or back to the mode held."""
@@ -173,6 +193,9 @@ class HybridController:
     def _waited(self, mode: RowMode) -> float:
         """Since the last look at `mode`, in units of what that cost; the first may cost several rounds."""
         at, cost = self._looks.get(mode, Look(0.0, FIRST_ROUNDS * self._round_seconds))
+        found, held = self._speeds[mode], self._speeds[self._held]
+        if mode in self._looks and found.value > NEAR * held.value:
+            cost *= found.rounds / REMEMBERED_ROUNDS
         return (self._seconds - at) / max(cost, 1e-9)
 
     @property
@@ -195,5 +218,6 @@ class HybridController:
             self._held, self._kept = mode, Tally(HELD_ROUNDS)
             for each in self._look:
                 self._kept.add(*each)
+        self._compared = self._kept.rate
         log.debug("hybrid measured", tokens_per_second=rates, chosen=self._held.value)
         self._go(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from ssd_runtime.speculation.hybrid import (
@@ -9,6 +10,7 @@ from ssd_runtime.speculation.hybrid import (
     FIRST_ROUNDS,
     HELD_ROUNDS,
     LOOK_ROUNDS,
+    REMEMBERED_ROUNDS,
     SHARE,
     UNCERTAINTY,
     WARM_UP_ROUNDS,
@@ -65,6 +67,26 @@ def test_it_looks_again_and_changes_its_mind() -> None:
     assert set(modes[-20:]) == {SSD}
 
 
+def test_a_mode_that_was_lucky_is_left_as_soon_as_its_luck_is_over() -> None:
+    """Nobody waits until the next look at the others would be due."""
+    controller = controller_of(AR, SD)
+    modes_of(controller, {AR: 10.0, SD: 20.0}, 100)
+    modes_of(controller, {AR: 80.0, SD: 20.0}, 1000)
+    assert controller.fastest is AR
+    modes = modes_of(controller, {AR: 10.0, SD: 20.0}, 2 * LOOK)
+    assert modes.count(AR) <= LOOK
+    assert controller.fastest is SD
+
+
+def test_a_mode_that_becomes_slower_with_everything_else_stays() -> None:
+    """After one look at the best of the others, which has become slower too."""
+    controller = controller_of(AR, SD, SSD)
+    modes_of(controller, {AR: 10.0, SD: 20.0, SSD: 12.0}, 400)
+    modes = modes_of(controller, {AR: 3.0, SD: 6.0, SSD: 3.6}, 4 * HELD_ROUNDS)
+    assert modes.count(SSD) == SHORT_LOOK
+    assert controller.fastest is SD
+
+
 def test_the_unit_of_time_does_not_matter() -> None:
     """A machine a thousand times slower changes its mode in the same rounds, and one that is faster too."""
     usual = {AR: 8.0, SD: 16.0, SSD: 14.0}
@@ -89,6 +111,17 @@ def test_a_mode_that_is_nearly_as_fast_is_looked_at_more_often() -> None:
     """It costs less, and is the likelier one to become the fastest."""
     modes = modes_of(controller_of(AR, SD, SSD), {AR: 5.0, SD: 20.0, SSD: 19.0}, 20_000)
     assert modes.count(SSD) > 2 * modes.count(AR) > 0
+
+
+def test_a_mode_that_is_nearly_as_fast_is_looked_at_sooner_while_little_is_known_of_it() -> None:
+    """The time from one look to the next grows with the rounds that were seen, until there are enough."""
+    controller = controller_of(AR, SSD)
+    modes = modes_of(controller, {AR: 20.0, SSD: 18.0}, 20_000)
+    starts = [i for i in range(1, len(modes)) if modes[i] is SSD and modes[i - 1] is AR]
+    waits = [after - before for before, after in itertools.pairwise(starts)]
+    known = REMEMBERED_ROUNDS // LOOK_ROUNDS
+    assert waits[: known - 1] == sorted(set(waits[: known - 1]))
+    assert max(waits[known:]) - min(waits[known:]) <= FIRST
 
 
 def test_a_costly_mode_waits_until_its_first_look_is_within_the_budget() -> None:
@@ -132,7 +165,7 @@ def test_the_first_rounds_of_a_look_do_not_count() -> None:
     for rounds, each in ((WARM_UP_ROUNDS, 1000.0), (FIRST_ROUNDS, 1.0)):
         for _ in range(rounds):
             controller.note_round(10, each)
-    modes_of(controller, {AR: 1.0, SD: 5.0}, LOOK)
+    modes_of(controller, {AR: 10.0, SD: 5.0}, LOOK)
     assert controller.mode is AR
 
 
