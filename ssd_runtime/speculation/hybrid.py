@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import ceil, sqrt
 from typing import NamedTuple
 
 import structlog
@@ -16,7 +16,9 @@ log = structlog.get_logger(__name__)
 
 WARM_UP_ROUNDS = 2
 LOOK_ROUNDS = 16
-"""Rounds that a look counts, at most."""
+"""Rounds of rows that a look counts, at most: in a round of many rows chance weighs less."""
+LEAST_ROUNDS = 4
+"""But so many rounds, whatever the rows."""
 FIRST_ROUNDS = 6
 """Rounds of the first mode before another is looked at."""
 HELD_ROUNDS = 32
@@ -24,7 +26,7 @@ HELD_ROUNDS = 32
 REMEMBERED_ROUNDS = 64
 """Rounds of looks by which a mode is judged, about: later ones count for more."""
 HOPELESS = {2: 0.6, 6: 0.85}
-"""A look ends after so many rounds at a mode that is slower than this part of the one held."""
+"""A look ends after so many rounds of rows at a mode that is slower than this part of the one held."""
 SHARE = 0.005
 """What looks at one mode may cost, as a part of the time since the last one."""
 NEAR = 0.8
@@ -115,21 +117,25 @@ class HybridController:
         self,
         candidates: Callable[[], Sequence[RowMode]],
         costly: Callable[[], Collection[RowMode]] = tuple,
+        rows: int = 1,
     ) -> None:
         """`candidates`: asked before each look; the first one is held until something was measured.
 
         costly: says whose first look must wait for what it may cost. Any other mode is looked at at once.
+        rows: in each round, about.
         """
         self._candidates = candidates
         self._seconds = 0.0
         self._costly = costly
+        self._hopeless = {ceil(rounds / rows): part for rounds, part in HOPELESS.items()}
+        self._look_rounds = max(LEAST_ROUNDS, LOOK_ROUNDS // rows)
         self._held = candidates()[0]
         self._looking_at: RowMode | None = None
         self._rounds = 0
         self._regret = 0.0
         self._compared = 0.0
         self._kept = Tally(HELD_ROUNDS)
-        self._look = Tally(LOOK_ROUNDS)
+        self._look = Tally(self._look_rounds)
         self._speeds: dict[RowMode, Speed] = defaultdict(Speed)
         self._looks: dict[RowMode, Look] = {}
 
@@ -187,7 +193,7 @@ class HybridController:
 
     def _go(self, mode: RowMode | None) -> None:
         """On to a look at `mode`, or back to the mode held."""
-        self._looking_at, self._look = mode, Tally(LOOK_ROUNDS)
+        self._looking_at, self._look = mode, Tally(self._look_rounds)
         self._rounds, self._regret = 0, 0.0
 
     def _waited(self, mode: RowMode) -> float:
@@ -203,7 +209,7 @@ class HybridController:
         return self._kept.seconds / self._kept.rounds
 
     def _is_hopeless(self) -> bool:
-        part = HOPELESS.get(self._look.rounds)
+        part = self._hopeless.get(self._look.rounds)
         return part is not None and self._look.rate < part * self._kept.rate
 
     def _end_look(self, mode: RowMode) -> None:

@@ -132,8 +132,9 @@ class HybridByLoad:
 
     def _controller(self, level: int) -> HybridController:
         if level not in self._controllers:
+            fewest = 2**level // 2 + 1
             self._controllers[level] = HybridController(
-                partial(self._candidates, level), partial(self._costly, level)
+                partial(self._candidates, level), partial(self._costly, level), fewest
             )
         return self._controllers[level]
 

@@ -9,6 +9,7 @@ from ssd_runtime.speculation.hybrid import (
     ADVANTAGE,
     FIRST_ROUNDS,
     HELD_ROUNDS,
+    LEAST_ROUNDS,
     LOOK_ROUNDS,
     REMEMBERED_ROUNDS,
     SHARE,
@@ -56,6 +57,16 @@ def test_a_look_ends_early_where_there_is_no_hope() -> None:
     controller = controller_of(AR, SD)
     modes = modes_of(controller, {AR: 10.0, SD: 2.0}, FIRST + LOOK)
     assert modes == [AR] * FIRST + [SD] * SHORT_LOOK + [AR] * (LOOK - SHORT_LOOK)
+
+
+def test_many_rows_show_in_fewer_rounds_what_there_is_to_see() -> None:
+    """How long a look is, and how soon it ends where there is no hope: rounds of rows count."""
+    for rows, whole, short in ((1, LOOK_ROUNDS, 6), (4, LEAST_ROUNDS, 2), (16, LEAST_ROUNDS, 1)):
+        for speed, rounds in ((20.0, whole), (8.0, short)):
+            controller = HybridController(lambda: (AR, SD), rows=rows)
+            modes = modes_of(controller, {AR: 10.0, SD: speed}, FIRST + WARM_UP_ROUNDS + rounds)
+            assert modes.count(SD) == WARM_UP_ROUNDS + rounds
+            assert controller.fastest is (SD if speed > 10 else AR)
 
 
 def test_it_looks_again_and_changes_its_mind() -> None:
