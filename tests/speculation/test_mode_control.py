@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ssd_runtime.speculation.hybrid import LOOK_ROUNDS, SHARE, WARM_UP_ROUNDS
 from ssd_runtime.speculation.mode_control import (
+    FEW,
     STEADY_ROUNDS,
     FixedMode,
     HybridByLoad,
@@ -127,9 +130,17 @@ def test_hybrid_tries_drafting_at_once_where_it_paid_in_a_smaller_batch() -> Non
     known.note_load(1)
     modes_of(known, speeds, 8 * LOOK)
     for controller in (known, unknown):
-        controller.note_load(4)
+        controller.note_load(8)
     assert SSD in modes_of(known, speeds, 8 * LOOK)
     assert not {SD, SSD} & set(modes_of(unknown, speeds, 2 * LOOK))
+
+
+@pytest.mark.parametrize("rows", range(1, FEW + 1))
+def test_for_a_few_rows_drafting_is_tried_at_once(rows: int) -> None:
+    """A server may never have seen a single request."""
+    controller = HybridByLoad(threshold=8, max_batch_size=16)
+    controller.note_load(rows)
+    assert {SD, SSD} <= set(modes_of(controller, {AR: 10.0, LOW: 11.0, SD: 20.0, SSD: 30.0}, 4 * LOOK))
 
 
 def test_hybrid_begins_with_lookups_above_the_threshold_only() -> None:
