@@ -10,7 +10,7 @@ from functools import cache
 
 VARIABLE = "MALLOC_ARENA_MAX"
 HEAPS = 2
-TRIM_SECONDS = 20.0
+TRIM_SECONDS = 5.0
 _M_ARENA_MAX = -8
 
 
