@@ -127,7 +127,7 @@ class EngineCore:
         """
         speculator = self._speculator.current
         speculator.note_load(self.scheduler.num_requests)
-        rows = self._next_batch(speculator.plan)
+        rows = self.scheduler.next_batch(speculator.plan) or self._next_batch_anew(speculator.plan)
         self._requests.mark_scheduled(rows)
         if speculator.will_draft(rows):
             self._requests.tell()
@@ -148,11 +148,9 @@ class EngineCore:
         if self._target_failed:
             await self._recover()
 
-    def _next_batch(self, plan: Plan) -> list[BatchRow]:
+    def _next_batch_anew(self, plan: Plan) -> list[BatchRow]:
+        self._reopen_books("requests wait for blocks, and nobody has any")
         rows = self.scheduler.next_batch(plan)
-        if not rows:
-            self._reopen_books("requests wait for blocks, and nobody has any")
-            rows = self.scheduler.next_batch(plan)
         if not rows:
             raise EngineError("requests wait, nothing runs, and none of them can begin")
         return rows

@@ -110,9 +110,12 @@ class Scheduler:
 
     def next_batch(self, plan: Plan) -> list[BatchRow]:
         """The rows of the next round, their blocks allocated. `plan` is asked once per row."""
+        block_size = self.blocks.block_size
         for sequence in self.running:
-            self._register(sequence)
-        self._admit()
+            if sequence.kv_len // block_size > sequence.num_registered:
+                self._register(sequence)
+        if self.waiting:
+            self._admit()
         rows = self._decoding_rows(plan)
         if len(rows) == len(self.running):
             return rows

@@ -16,8 +16,6 @@ log = structlog.get_logger(__name__)
 STEADY_ROUNDS = 8
 """How many rounds in a row a load must be lower until it counts as such."""
 
-FEW = 4
-"""Rows for which a look at a draft is soon over."""
 DRAFTING = (RowMode.SPECULATIVE, RowMode.SSD)
 IN_A_CROWD = (RowMode.LOW_LATENCY, RowMode.AUTOREGRESSIVE)
 
@@ -146,8 +144,8 @@ class HybridByLoad:
         return (first, *drafting, other)  # where drafting pays, a look at the other one is soon over
 
     def _costly(self, level: int) -> Sequence[RowMode]:
-        """A draft for many rows at once may take long; for few, or where it paid for fewer, it is tried."""
-        return DRAFTING if 2**level > FEW and self._fastest_below(level) is None else ()
+        """A draft for a crowd may take long; below the threshold, or where it paid for fewer, it is tried."""
+        return DRAFTING if 2**level > self._threshold and self._fastest_below(level) is None else ()
 
     def _fastest_below(self, level: int) -> RowMode | None:
         """What was measured to be the fastest in the next smaller batch of which that is known."""
