@@ -185,7 +185,7 @@ class HybridController:
         return self._go(due) if due and waited[due] >= 1 / SHARE else None
 
     def _begin_anew(self, latest: Tally) -> None:
-        """On to the best of the others: of the mode held only the latest rounds count, of these one look."""
+        """On to the best of the others. Of what was measured only the `latest` of the mode held counts."""
         self._kept = latest
         for speed in self._speeds.values():
             speed.rounds = 0
