@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ ORIGIN_FRAMES = 4
 
 def verify_command(rows: Sequence[BatchRow], proposals: Sequence[Proposal], together: bool) -> VerifyCommand:
     """The target's pass for these rows: pending tokens, then the proposal."""
-    return VerifyCommand(tuple(map(_verify_row, rows, proposals)), together)
+    return VerifyCommand(tuple(starmap(_verify_row, zip(rows, proposals, strict=True))), together)
 
 
 def split(command: VerifyCommand) -> tuple[int, int]:

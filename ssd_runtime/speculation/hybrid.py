@@ -177,19 +177,20 @@ class HybridController:
         for mode in self._untried():
             if mode not in costly:
                 return self._go(mode)
+        known = [mode for mode in others if mode in self._looks]
         latest = self._kept.latest(LOOK_ROUNDS)
-        if others and latest.rate < FALLEN * self._compared:
-            return self._begin_anew(latest)
+        if known and latest.rate < FALLEN * self._compared:
+            return self._begin_anew(latest, known)
         waited = {mode: self._waited(mode) for mode in others if self._kept.is_full}
         due = max(waited, key=lambda mode: waited[mode], default=None)
         return self._go(due) if due and waited[due] >= 1 / SHARE else None
 
-    def _begin_anew(self, latest: Tally) -> None:
-        """On to the best of the others. Of what was measured only the `latest` of the mode held counts."""
+    def _begin_anew(self, latest: Tally, known: Sequence[RowMode]) -> None:
+        """On to the best of those known. Of what was measured only the `latest` of the mode held counts."""
         self._kept = latest
         for speed in self._speeds.values():
             speed.rounds = 0
-        self._go(max(self._others(), key=lambda mode: self._speeds[mode].value))
+        self._go(max(known, key=lambda mode: self._speeds[mode].value))
 
     def _go(self, mode: RowMode | None) -> None:
         """On to a look at `mode`, or back to the mode held."""

@@ -139,13 +139,16 @@ class HybridByLoad:
         return self._controllers[level]
 
     def _candidates(self, level: int) -> Sequence[RowMode]:
-        first, other = IN_A_CROWD if 2**level > self._threshold else IN_A_CROWD[::-1]
+        first, other = IN_A_CROWD if self._is_crowd(level) else IN_A_CROWD[::-1]
         drafting = () if self._fastest_below(level) in IN_A_CROWD else DRAFTING
         return (first, *drafting, other)  # where drafting pays, a look at the other one is soon over
 
     def _costly(self, level: int) -> Sequence[RowMode]:
-        """A draft for a crowd may take long; below the threshold, or where it paid for fewer, it is tried."""
-        return DRAFTING if 2**level > self._threshold and self._fastest_below(level) is None else ()
+        """A draft for a crowd may take long; up to the threshold, or where it paid for fewer, it is tried."""
+        return DRAFTING if self._is_crowd(level) and self._fastest_below(level) is None else ()
+
+    def _is_crowd(self, level: int) -> bool:
+        return (1 << level) > self._threshold
 
     def _fastest_below(self, level: int) -> RowMode | None:
         """What was measured to be the fastest in the next smaller batch of which that is known."""

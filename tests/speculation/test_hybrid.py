@@ -20,7 +20,7 @@ from ssd_runtime.speculation.hybrid import (
 from ssd_runtime.testing.moods import modes_of
 from ssd_runtime.types import RowMode
 
-AR, SD, SSD = RowMode.AUTOREGRESSIVE, RowMode.SPECULATIVE, RowMode.SSD
+AR, SD, SSD, LOW = RowMode.AUTOREGRESSIVE, RowMode.SPECULATIVE, RowMode.SSD, RowMode.LOW_LATENCY
 FIRST = WARM_UP_ROUNDS + FIRST_ROUNDS
 LOOK = WARM_UP_ROUNDS + LOOK_ROUNDS
 SHORT_LOOK = WARM_UP_ROUNDS + 2
@@ -96,6 +96,14 @@ def test_a_mode_that_becomes_slower_with_everything_else_stays() -> None:
     modes = modes_of(controller, {AR: 3.0, SD: 6.0, SSD: 3.6}, 4 * HELD_ROUNDS)
     assert modes.count(SSD) == SHORT_LOOK
     assert controller.fastest is SD
+
+
+def test_a_mode_whose_first_look_is_too_dear_is_not_looked_at_because_another_fell() -> None:
+    """What is looked at without delay is the best of those that are known."""
+    controller = controller_of(LOW, SD, AR, costly=(SD,))
+    modes_of(controller, {LOW: 20.0, AR: 10.0}, 100)
+    assert set(modes_of(controller, {LOW: 8.0, AR: 10.0, SD: 30.0}, 2 * LOOK)) == {LOW, AR}
+    assert controller.mode is AR
 
 
 def test_the_unit_of_time_does_not_matter() -> None:
