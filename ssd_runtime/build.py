@@ -171,14 +171,7 @@ class _Builder:
         num_blocks = -(-self._settings.kv_cache_tokens // engine.block_size)
         new_blocks = partial(BlockManager, num_blocks, engine.block_size)
         kv = self._target_kv(model, num_blocks)
-        new_worker = partial(self._target_worker, model)
-
-        def fresh_worker() -> Worker:
-            return new_worker(self._target_kv(model, num_blocks))
-
-        target = TargetLane(
-            self._target_role.starting(new_worker(kv), fresh_worker, self._clock, self._record())
-        )
+        target = self._target(model, kv, num_blocks)
         return EngineCore(
             target=target,
             scheduler=Scheduler(
@@ -196,6 +189,20 @@ class _Builder:
             max_queue=scheduler.max_queue,
             on_round=self._observers(),
             on_finish=speculator.finished,
+        )
+
+    def _target(self, model: LoadedModel, kv: PagedKV, num_blocks: int) -> TargetLane:
+        """The lane that begins with `kv`; a fresh one gets its own."""
+        engine, scheduler = self._settings.engine, self._settings.scheduler
+        new_worker = partial(self._target_worker, model)
+
+        def fresh_worker() -> Worker:
+            return new_worker(self._target_kv(model, num_blocks))
+
+        drawn = engine.max_batch_size * (engine.speculative_length + 1)
+        reserve = partial(model.decoder.reserve, scheduler.max_batch_tokens, drawn)
+        return TargetLane(
+            self._target_role.starting(new_worker(kv), fresh_worker, self._clock, self._record(), reserve)
         )
 
     def _target_kv(self, model: LoadedModel, num_blocks: int) -> PagedKV:

@@ -14,8 +14,9 @@ from ssd_runtime.errors import ModelError
 from ssd_runtime.hooks.registry import Registries
 from ssd_runtime.memory.blocks import BlockManager
 from ssd_runtime.memory.prefix import PrefixStats
-from ssd_runtime.settings.schema import Settings
+from ssd_runtime.settings.schema import EngineSettings, Settings
 from ssd_runtime.speculation.drafting import DraftWorker
+from ssd_runtime.speculation.lines import READ_CHUNK
 from ssd_runtime.speculation.model_draft import DecoderDraft, DraftModel
 from ssd_runtime.speculation.proposing import ProposerWorker
 
@@ -36,6 +37,7 @@ class Draft:
 
     new_worker: another worker with nothing read, from what is loaded already; for a fresh lane.
     prefix_stats: what its prefix cache found, over all workers.
+    reserve: takes the memory that its passes need; on the thread that makes them.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Draft:
     max_context: int
     weight_bytes: int = 0
     prefix_stats: PrefixStats = field(default_factory=PrefixStats)
+    reserve: Callable[[], None] = lambda: None
 
 
 def make_draft(
@@ -101,7 +104,16 @@ def make_draft(
         model.max_context,
         model.weight_bytes,
         prefix_stats,
+        partial(_reserve, model, engine),
     )
+
+
+def _reserve(model: DraftModel, engine: EngineSettings) -> None:
+    """Room for a step of the largest build: every row reads a chunk, and has all its lines."""
+    if isinstance(model, DecoderDraft):
+        lines = engine.branch_budget + 1
+        rows = engine.max_batch_size
+        model.decoder.reserve(rows * (READ_CHUNK + lines), rows * lines)
 
 
 def decoder_draft(

@@ -35,8 +35,12 @@ class Role:
         make: Callable[[], Worker],
         clock: Clock,
         on_record: Callable[[CommandRecord], None] | None,
+        reserve: Callable[[], None],
     ) -> Callable[[], Lane]:
-        """What starts the role's lane: with `first`, and every other time with a worker of its own."""
+        """What starts the role's lane: with `first`, and every other time with a worker of its own.
+
+        `reserve` takes the memory that a lane keeps for its passes, on the lane's thread.
+        """
         workers = chain((first,), (LateWorker(make) for _ in count()))
 
         def start() -> Lane:
@@ -45,7 +49,7 @@ class Role:
                 ShareCores(next(workers), alone=len(self._cores), together=self._together),
                 clock=clock,
                 cores=self._cores,
-                setup=partial(_prepare_thread, len(self._cores), self.transfer),
+                setup=partial(_prepare_thread, len(self._cores), self.transfer, reserve),
                 on_record=on_record,
             )
 
@@ -61,7 +65,8 @@ def roles(places: Places) -> tuple[Role, Role]:
     )
 
 
-def _prepare_thread(num_threads: int, transfer: Transfer) -> None:
+def _prepare_thread(num_threads: int, transfer: Transfer, reserve: Callable[[], None]) -> None:
     """Runs on a lane's own thread, before its first command."""
     use_threads(num_threads)
     transfer.bind()
+    reserve()

@@ -151,7 +151,7 @@ class SpeculationMaker:
 
     def _start(self, draft: Draft, budget: BudgetChooser) -> DraftLane:
         return DraftLane(
-            self._role.starting(draft.worker, draft.new_worker, self._clock, self._on_record),
+            self._role.starting(draft.worker, draft.new_worker, self._clock, self._on_record, draft.reserve),
             name=draft.name,
             patience=partial(_patience, budget),
             clock=self._clock,

@@ -103,6 +103,16 @@ class Decoder:
                 config.layers, num_blocks, block_size, config.kv_heads, config.head_dim, dtype, device
             )
 
+    def reserve(self, tokens: int, wanted: int) -> None:
+        """On the calling thread, take memory for passes over `tokens` tokens with draws behind `wanted`.
+
+        Without it the first pass of a new size would: a process would seem to leak whenever a batch is larger
+        than all before. Where there is no native library nothing is kept from pass to pass. Raises
+        MemoryError.
+        """
+        if self._native is not None:
+            self._native.reserve(tokens, wanted)
+
     @torch.inference_mode()
     def forward(self, rows: Sequence[ForwardRow], kv: PagedKV, stop: StopWord | None = None) -> Tensor:
         """Feed `rows`, write their KV, and return the wanted logits, rows in order.

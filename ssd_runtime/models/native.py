@@ -61,6 +61,11 @@ class NativePass:
         self._model = _model(decoder, self._layers)
         self._kvs: WeakKeyDictionary[PagedKV, KV] = WeakKeyDictionary()
 
+    def reserve(self, tokens: int, wanted: int) -> None:
+        """See `Decoder.reserve`."""
+        if self._library.ssd_reserve(ctypes.byref(self._model), tokens, wanted, num_threads()) < 0:
+            raise MemoryError(f"no memory for passes over {tokens} tokens")
+
     def logits(self, rows: Sequence[ForwardRow], kv: PagedKV, stop: StopWord | None) -> Tensor:
         """Logits of the wanted tokens `[Σ num_logits, vocab]`. Raises Interrupted."""
         call = _Call(rows, kv, stop)

@@ -19,7 +19,9 @@ from ssd_runtime.errors import ComputeError, ContextLengthError, EngineClosedErr
 from ssd_runtime.hooks.registry import Registry
 from ssd_runtime.hooks.specs import hookimpl
 from ssd_runtime.messages import ForwardRow
+from ssd_runtime.models.decoder import Decoder
 from ssd_runtime.models.loading import LoadedModel
+from ssd_runtime.speculation.lines import READ_CHUNK
 from ssd_runtime.speculation.model_draft import DraftState, Feed
 from ssd_runtime.stats import RoundRecord
 from ssd_runtime.testing.engines import toy_engine
@@ -486,6 +488,21 @@ async def test_an_engine_ends_with_everything_it_started() -> None:
     assert [thread.name for thread in left if thread.name.startswith(("ssd-", "proposer"))] == []
     with pytest.raises(EngineClosedError):
         await engine.complete(asked())
+
+
+async def test_each_lane_has_memory_for_its_largest_pass_before_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reserved = {}
+
+    def note(_: Decoder, tokens: int, wanted: int) -> None:
+        reserved[threading.current_thread().name] = (tokens, wanted)
+
+    monkeypatch.setattr(Decoder, "reserve", note)
+    sizes = ("engine.max_batch_size=3", "engine.speculative_length=4", "engine.branch_budget=5")
+    draft = ("engine.draft_model=toy/2", "scheduler.max_batch_tokens=90", "scheduler.policy=ssd")
+    await run(toy_engine(*sizes, *draft), asked())
+    assert reserved == {"ssd-target": (90, 3 * (4 + 1)), "ssd-draft": (3 * (READ_CHUNK + 5 + 1), 3 * (5 + 1))}
 
 
 async def test_engines_in_one_process_do_not_meet() -> None:

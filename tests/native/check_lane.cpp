@@ -123,6 +123,7 @@ void check_pass(int format, int kv_format, Reference& reference) {
   const Toy toy(format);
   std::vector<int64_t> drawn;
   const Floats whole = fed(toy, kv_format, toy.length, 1, &drawn);
+  check(ssd_reserve(&toy.model, 2 * toy.length, 3 * toy.length, 3) == 0, "no memory for passes");
   for (int64_t chunk : {1, 3, 7, 59})
     check(same_bits(fed(toy, kv_format, chunk, 1), whole), what + ": chunks matter");
   for (int threads : {2, 3}) check(same_bits(fed(toy, kv_format, 23, threads), whole), what + ": threads matter");

@@ -193,6 +193,7 @@ def open_library(file: Path) -> ctypes.CDLL:
     library.ssd_unpack.argtypes = [POINTER(Matrix), c_void_p]
     library.ssd_unpack.restype = None
     library.ssd_product.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int32]
+    library.ssd_reserve.argtypes = [POINTER(Model), c_int64, c_int64, c_int32]
     library.ssd_forward.argtypes = [POINTER(Model), POINTER(KV), POINTER(Pass)]
     library.ssd_build.argtypes = [POINTER(Model), POINTER(KV), POINTER(BuildCall)]
     library.ssd_read_seconds.argtypes = [c_void_p, c_int64, c_int32]

@@ -146,6 +146,9 @@ void ssd_free(ssd_matrix* matrix);
 void ssd_unpack(const ssd_matrix* matrix, float* weight);
 // x [rows, in] -> y [rows, out]. 0, or -1 when memory is short.
 int ssd_product(const ssd_matrix* matrix, const float* x, int64_t rows, float* y, int32_t threads);
+// Memory for passes of up to so many tokens that draw behind `wanted` of them, on the calling thread: taken now, and
+// not by the first such pass. 0, or -1 when memory is short.
+int ssd_reserve(const ssd_decoder* decoder, int64_t tokens, int64_t wanted, int32_t threads);
 // One forward pass: 0 done, 1 interrupted by the stop word, -1 memory is short.
 int ssd_forward(const ssd_decoder* decoder, const ssd_kv* kv, const ssd_pass* pass);
 // Steps of several paths: 0 all are done, 1 ended by the stop word, -1 memory is short. A step counts whole or not at

@@ -28,17 +28,13 @@ class Forward {
 
   // Makes room; false when memory is short.
   bool prepare() {
-    const int64_t widest = round_up(std::max({hidden_, mixed_, model_.intermediate}), GROUP);
-    const int64_t rows = std::max(tokens_, pass_.wanted);
     space_.draws.grow(pass_.threads);
-    return space_.x.reserve(tokens_ * hidden_) && space_.normed.reserve(rows * hidden_) &&
-           space_.qkv.reserve(tokens_ * qkv_) && space_.mixed.reserve(tokens_ * mixed_) &&
-           space_.gate_up.reserve(tokens_ * 2 * model_.intermediate) &&
-           space_.active.reserve(tokens_ * model_.intermediate) &&
-           space_.rotations.reserve(tokens_ * model_.head_dim) && space_.codes.reserve(rows * widest) &&
-           space_.scales.reserve(rows * widest / GROUP) && space_.sums.reserve(rows * widest / GROUP) &&
-           space_.attention.reserve(pass_.threads * scratch_) &&
-           (pass_.logits || space_.logits.reserve(pass_.wanted * model_.vocab));
+    return each_room([](auto& room, int64_t size) { return room.reserve(size); });
+  }
+
+  // Makes room, and has the system give the pages at once instead of in the first pass that needs them.
+  bool prepare_pages() {
+    return each_room([](auto& room, int64_t size) { return room.reserve(size) && room.touch(size); });
   }
 
   bool interrupted() const { return interrupted_; }
@@ -57,6 +53,20 @@ class Forward {
   }
 
  private:
+  // Calls `take(room, size)` for all that the pass needs, until one of them says false.
+  template <class Take>
+  bool each_room(Take take) {
+    const int64_t widest = round_up(std::max({hidden_, mixed_, model_.intermediate}), GROUP);
+    const int64_t rows = std::max(tokens_, pass_.wanted);
+    return take(space_.x, tokens_ * hidden_) && take(space_.normed, rows * hidden_) &&
+           take(space_.qkv, tokens_ * qkv_) && take(space_.mixed, tokens_ * mixed_) &&
+           take(space_.gate_up, tokens_ * 2 * model_.intermediate) &&
+           take(space_.active, tokens_ * model_.intermediate) && take(space_.rotations, tokens_ * model_.head_dim) &&
+           take(space_.codes, rows * widest) && take(space_.scales, rows * widest / GROUP) &&
+           take(space_.sums, rows * widest / GROUP) && take(space_.attention, pass_.threads * scratch_) &&
+           (pass_.logits || take(space_.logits, pass_.wanted * model_.vocab));
+  }
+
   void embed(Team& team) {
     const int64_t half = model_.head_dim / 2;
     const Range range = team.share(tokens_);

@@ -67,6 +67,12 @@ int ssd_product(const ssd_matrix* matrix, const float* x, int64_t rows, float* y
   return 0;
 }
 
+int ssd_reserve(const ssd_decoder* decoder, int64_t tokens, int64_t wanted, int32_t threads) {
+  ssd_pass pass{};
+  pass.tokens = tokens, pass.wanted = wanted, pass.threads = threads;
+  return Forward(*decoder, {}, pass, workspace()).prepare_pages() ? 0 : -1;
+}
+
 int ssd_forward(const ssd_decoder* decoder, const ssd_kv* kv, const ssd_pass* pass) {
   Forward forward(*decoder, *kv, *pass, workspace());
   if (!forward.prepare()) return -1;

@@ -167,6 +167,11 @@ class Room {
     size_ = int64_t(bytes / sizeof(T));
     return true;
   }
+  // Writes to each page of the first `size` elements, whose contents are lost.
+  bool touch(int64_t size) {
+    for (size_t at = 0; at < size_t(size) * sizeof(T); at += 4096) reinterpret_cast<volatile char*>(data_)[at] = 0;
+    return true;
+  }
   T* get() { return data_; }
   T& operator[](int64_t i) { return data_[i]; }
 
