@@ -3,7 +3,7 @@
     python -m scripts.profile_rounds [--modes …] [--batches 1,16] [--set KEY=VALUE …] [--profile]
 
 One engine a row, in this process. *Python* is the CPU time of the loop's own thread in a round without the
-*hand-over*: waking the target's thread, sleeping until its result is there, and waking the caller's thread.
+*hand-over*: waking a lane's thread, sleeping until its result is there, and waking the caller's thread.
 *There* is the time from a command's submission to its start on the target's lane, *back* from its end to the
 loop's going on. Medians over rounds, in microseconds, and *best*: the tenth of the rounds that had least
 Python, since other machines on the same processor slow a good part of them down; the share is Python by the
@@ -30,10 +30,9 @@ from ssd_runtime.clock import monotonic
 from ssd_runtime.device.lane import CommandRecord
 from ssd_runtime.engine.live import LiveRequest
 from ssd_runtime.engine.thread import new_event_loop
-from ssd_runtime.errors import SSDError
 from ssd_runtime.settings.load import load_settings
 from ssd_runtime.stats import RoundRecord
-from ssd_runtime.types import Output, Request, SamplingParams
+from ssd_runtime.types import Request, SamplingParams
 
 PROMPT = "Write a story about a ship, a storm and an island, and tell it slowly."
 HEADER = (
@@ -81,6 +80,30 @@ class HandOver:
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
+    def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, timed."""
+
+        def timed(*arguments: Any) -> Any:
+            cpu = time.thread_time()
+            try:
+                return function(*arguments)
+            finally:
+                self.seconds += time.thread_time() - cpu
+
+        return timed
+
+    def of_wait(self, function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        """`function`, timed until it is done."""
+
+        async def timed(*arguments: Any) -> Any:
+            cpu = time.thread_time()
+            try:
+                return await function(*arguments)
+            finally:
+                self.seconds += time.thread_time() - cpu
+
+        return timed
+
 
 @dataclass(slots=True)
 class Watched:
@@ -94,9 +117,7 @@ class Watched:
     def submit(self, command: Any) -> asyncio.Future[Any]:
         """Pass it on."""
         self.submitted.append(monotonic())
-        cpu = time.thread_time()
-        future: asyncio.Future[Any] = self.lane.submit(command)
-        self.hand_over.seconds += time.thread_time() - cpu
+        future: asyncio.Future[Any] = self.hand_over.of(self.lane.submit)(command)
         future.add_done_callback(lambda _: self.resumed.append(monotonic()))
         return future
 
@@ -134,11 +155,14 @@ class Rounds:
     def wait(self, results: Results) -> Results:
         """`EngineCore._results`, whose wait is timed by itself."""
 
-        async def timed(verifying: asyncio.Future[Any], command: Any) -> Any:
-            cpu = time.thread_time()
+        async def settled(verifying: asyncio.Future[Any]) -> None:
             with suppress(Exception):  # what it raises is for `results`
                 await verifying
-            self.hand_over.seconds += time.thread_time() - cpu
+
+        settle = self.hand_over.of_wait(settled)
+
+        async def timed(verifying: asyncio.Future[Any], command: Any) -> Any:
+            await settle(verifying)
             return await results(verifying, command)
 
         return timed
@@ -147,14 +171,7 @@ class Rounds:
         """`EngineCore.submit`, for requests whose listener is timed by itself."""
 
         def timed(live: LiveRequest) -> None:
-            listener = live.listener
-
-            def listen(piece: Output | SSDError) -> None:
-                cpu = time.thread_time()
-                listener(piece)
-                self.hand_over.seconds += time.thread_time() - cpu
-
-            live.listener = listen
+            live.listener = self.hand_over.of(live.listener)
             submit(live)
 
         return timed
@@ -168,7 +185,11 @@ async def measured(
     recorder, hand_over = Recorder(), HandOver()
     rounds = Rounds(profiler, hand_over)
     async with Engine(load_settings(None, overrides, {}), trace=recorder) as engine:
-        core: Any = engine._running.core
+        running: Any = engine._running
+        if (draft := running.speculation.lane) is not None:
+            draft._supply.lane.submit = hand_over.of(draft._supply.lane.submit)
+            draft._is_done_in_time = hand_over.of_wait(draft._is_done_in_time)
+        core = running.core
         core.target = lane = Watched(core.target, hand_over)
         core.run_round = rounds.watch(core.run_round)
         core._results = rounds.wait(core._results)

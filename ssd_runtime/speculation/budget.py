@@ -18,6 +18,8 @@ SMOOTHING = 0.2
 PRIOR_ACCEPTANCE = 0.8
 FIRST_SHARE = 0.6
 EXTRA_TOKEN = 0.15
+CHOICE_ROUNDS = 8
+"""Rounds in which a choice stands: averages move slowly, and all rates together take as long as a commit."""
 SHORTEST = 1e-9
 """Seconds that a pass takes at least, so that nothing is divided by zero."""
 
@@ -43,10 +45,15 @@ class BudgetChooser:
         self._steps: dict[int, Average] = {}
         self._acceptance = Average()
         self._ranks = [0.0] * (most + 1)
+        self._chosen: dict[int, int] = {}
+        self._rounds = 0
 
     def note_verification(self, seconds: float) -> None:
         """The target took this long for a round's verification."""
         self._verify.add(seconds)
+        self._rounds += 1
+        if self._rounds % CHOICE_ROUNDS == 0:
+            self._chosen.clear()
 
     @property
     def verification_seconds(self) -> float:
@@ -55,8 +62,10 @@ class BudgetChooser:
 
     def note_steps(self, steps: Iterable[StepCost]) -> None:
         """The draft took this long for its passes."""
-        for step in steps:
-            self._steps.setdefault(step.tokens, Average()).add(step.seconds)
+        for tokens, seconds in steps:
+            if tokens not in self._steps:
+                self._steps[tokens] = Average()
+            self._steps[tokens].add(seconds)
 
     def note_outcome(self, proposed: int, accepted: int, rank: int | None) -> None:
         """One verdict: the bonus was the draft's candidate number `rank`, or none of them."""
@@ -68,7 +77,10 @@ class BudgetChooser:
         """Outcomes to prepare for each of `num_rows` rows."""
         if not self._most or self._verify.value is None or not self._steps:
             return min(self._most, 2)
-        return max(range(1, self._most + 1), key=lambda budget: self._rate(budget, num_rows))
+        if num_rows not in self._chosen:
+            budgets = range(1, self._most + 1)
+            self._chosen[num_rows] = max(budgets, key=lambda budget: self._rate(budget, num_rows))
+        return self._chosen[num_rows]
 
     def _rate(self, budget: int, num_rows: int) -> float:
         """Tokens a second of one row."""

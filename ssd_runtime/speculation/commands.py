@@ -7,15 +7,14 @@ works at the same time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ssd_runtime.memory.prediction import Prediction
 from ssd_runtime.messages import Draw, StopWord
-from ssd_runtime.speculation.proposal import Proposal
+from ssd_runtime.speculation.proposal import NOTHING, Proposal
 
 
-@dataclass(frozen=True, slots=True)
-class DraftRow:
+class DraftRow(NamedTuple):
     """One sequence: its committed tokens, and the proposal that the target verifies meanwhile.
 
     length: most tokens to draft for one outcome. max_len: the sequence never grows beyond it.
@@ -29,14 +28,13 @@ class DraftRow:
     length: int
     max_len: int
     end_ids: frozenset[int] = frozenset()
-    proposal: Proposal = field(default_factory=Proposal)
+    proposal: Proposal = NOTHING
     budget: int = 0
     prediction: Prediction | None = None
     num_prompt: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DraftCommand:
+class DraftCommand(NamedTuple):
     """Continue the committed tokens of each row; the result is one `Proposal` a row."""
 
     rows: tuple[DraftRow, ...]
@@ -55,8 +53,7 @@ class DraftCommand:
         return sum(row.length for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class BuildCommand:
+class BuildCommand(NamedTuple):
     """Prepare proposals for the likely outcomes of each row's verification, until `stop`.
 
     The result is a `BuildResult`.
@@ -78,8 +75,7 @@ class BuildCommand:
         return sum(row.budget for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetCommand:
+class ForgetCommand(NamedTuple):
     """Give back everything that is kept for these sequences."""
 
     uids: tuple[int, ...]
@@ -97,8 +93,7 @@ class ForgetCommand:
         return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(NamedTuple):
     """One prepared outcome: after `accepted` tokens and then `bonus`, propose `proposal`."""
 
     accepted: int
@@ -106,16 +101,14 @@ class Branch:
     proposal: Proposal
 
 
-@dataclass(frozen=True, slots=True)
-class StepCost:
+class StepCost(NamedTuple):
     """One pass of the draft: how many tokens it fed, over all paths, and how long it took in seconds."""
 
     tokens: int
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class BuildResult:
+class BuildResult(NamedTuple):
     """What a build reached: per row its prepared outcomes, or None while the draft reads the prompt."""
 
     rows: tuple[tuple[Branch, ...] | None, ...]

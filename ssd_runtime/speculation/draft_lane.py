@@ -92,11 +92,7 @@ class DraftLane:
 
     async def result(self, future: asyncio.Future[Any], command: Any) -> Any | None:
         """The result of a submitted command, or None: it raised, or it takes too long."""
-        patience = self._patience()
-        if not await _is_done_within(future, patience):
-            command.stop.set()
-        if not await _is_done_within(future, patience):
-            self._leave(future, command, 2 * patience)
+        if not future.done() and not await self._is_done_in_time(future, command):
             return None
         error = future.exception()
         if error is not None:
@@ -104,6 +100,16 @@ class DraftLane:
             return None
         self._faults = 0
         return future.result()
+
+    async def _is_done_in_time(self, future: asyncio.Future[Any], command: Any) -> bool:
+        patience = self._patience()
+        if await _is_done_within(future, patience):
+            return True
+        command.stop.set()
+        if await _is_done_within(future, patience):
+            return True
+        self._leave(future, command, 2 * patience)
+        return False
 
     def close(self) -> None:
         """End the lane; does not wait."""
@@ -163,8 +169,20 @@ class DraftLane:
 
 
 async def _is_done_within(future: asyncio.Future[Any], seconds: float) -> bool:
-    if not future.done():
-        await asyncio.wait({future}, timeout=seconds)
+    """What `asyncio.wait` with a timeout says, in a third of its time: it stands in every round."""
+    woken = future.get_loop().create_future()
+
+    def wake(_: object = None) -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    timer = future.get_loop().call_later(seconds, wake)
+    future.add_done_callback(wake)
+    try:
+        await woken
+    finally:
+        timer.cancel()
+        future.remove_done_callback(wake)
     return future.done()
 
 

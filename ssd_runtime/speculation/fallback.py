@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from ssd_runtime.memory.prediction import LONGEST, Prediction
@@ -42,7 +41,7 @@ class DraftSource:
 
     async def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
         """One command for all rows that fit its context; nothing when the draft fails."""
-        limited = [replace(row, max_len=min(row.max_len, self._max_context)) for row in rows]
+        limited = [row._replace(max_len=min(row.max_len, self._max_context)) for row in rows]
         asked = tuple(row for row in limited if room(row) > 0)
         result = await self._lane.run(DraftCommand(asked, StopWord())) if asked else ()
         answers = iter([NOTHING] * len(asked) if result is None else result)

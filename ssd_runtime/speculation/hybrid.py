@@ -32,6 +32,8 @@ SHARE = 0.005
 NEAR = 0.8
 """A mode that gave more than this part of what the one held gives is looked at sooner, the fewer rounds it
 was seen for."""
+FAR = 2.0
+"""Any other mode waits so many times longer than for what a look costs: it must gain much to be of use."""
 FALLEN = 0.5
 """Where the mode held gives less than this part of what it gave when it was last compared, it was luck, or
 the work is another now."""
@@ -201,8 +203,9 @@ class HybridController:
         """Since the last look at `mode`, in units of what that cost; the first may cost several rounds."""
         at, cost = self._looks.get(mode, Look(0.0, FIRST_ROUNDS * self._round_seconds))
         found, held = self._speeds[mode], self._speeds[self._held]
-        if mode in self._looks and found.value > NEAR * held.value:
-            cost *= found.rounds / REMEMBERED_ROUNDS
+        if mode in self._looks:
+            is_near = found.value > NEAR * held.value
+            cost *= found.rounds / REMEMBERED_ROUNDS if is_near else FAR
         return (self._seconds - at) / max(cost, 1e-9)
 
     @property

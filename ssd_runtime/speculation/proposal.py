@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ssd_runtime.stats import NO_SOURCE
 
@@ -11,8 +10,7 @@ if TYPE_CHECKING:
     from ssd_runtime.sampling.odds import Odds
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
+class Guess(NamedTuple):
     """What a draft thinks of one position: its likely tokens there, best first, and how sure it is.
 
     margin: the difference of the two best perturbed scores (of logits at temperature 0).
@@ -22,8 +20,7 @@ class Guess:
     margin: float
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(NamedTuple):
     """Guessed tokens for one row, and where they came from.
 
     source: `cache` for a hit, the proposer's name for a fallback, `none` without tokens.

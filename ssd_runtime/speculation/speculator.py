@@ -57,6 +57,9 @@ class Speculator:
             RowMode.SSD: tuple(fallback),
             RowMode.LOW_LATENCY: tuple(lookups),
         }
+        self._needs_draft = {
+            mode: all(source.needs_draft for source in sources) for mode, sources in self._sources.items()
+        }
         self.modes = modes
         self._budget = budget
         self._length = length
@@ -84,8 +87,8 @@ class Speculator:
         mode = self.modes.of(sequence)
         if mode is RowMode.AUTOREGRESSIVE or (mode is RowMode.LOW_LATENCY and not self.modes.looks_up):
             return mode, 0
-        sources, left = self._sources[mode], sequence.num_left
-        if all(source.needs_draft for source in sources):
+        left = sequence.num_left
+        if self._needs_draft[mode]:
             left = min(left, self._max_context - len(sequence.token_ids))
         return mode, max(0, min(self._length_of(sequence), left - 1))
 
@@ -101,11 +104,11 @@ class Speculator:
         if not wanting:
             return [NOTHING] * len(rows)
         proposals = [self._look_up(row) for row in rows]
-        predicted = [i for i in wanting if rows[i].sequence.prediction is not None]
-        await self._fill(rows, proposals, predicted, (PredictionSource(),))
+        if predicted := [i for i in wanting if rows[i].sequence.prediction is not None]:
+            await self._fill(rows, proposals, predicted, (PredictionSource(),))
         for mode, sources in self._sources.items():
-            asking = [i for i in wanting if rows[i].mode is mode]
-            await self._fill(rows, proposals, asking, sources)
+            if asking := [i for i in wanting if rows[i].mode is mode]:
+                await self._fill(rows, proposals, asking, sources)
         return proposals
 
     def will_branch(self, rows: Sequence[Row]) -> bool:

@@ -493,6 +493,7 @@ async def test_an_engine_ends_with_everything_it_started() -> None:
 async def test_each_lane_has_memory_for_its_largest_pass_before_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """On its own thread: the target for a round as large as may be, the draft for all rows' lines at once."""
     reserved = {}
 
     def note(_: Decoder, tokens: int, wanted: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import addressof, c_int32
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -204,7 +204,7 @@ def rounds(pair: Pair, seed: int, number: int = 6) -> None:
     random = Random(seed)
     texts = [Text.random(uid, random) for uid in range(random.randint(1, 3))]
     for round_number in range(number):
-        rows = tuple(replace(text.row(), proposal=NOTHING) for text in texts)
+        rows = tuple(text.row()._replace(proposal=NOTHING) for text in texts)
         drafted = pair.execute(DraftCommand(rows, StopWord())) if random.random() < 0.4 else [NOTHING] * 3
         for text, proposal in zip(texts, drafted, strict=False):
             text.choose_proposal(proposal, random)
@@ -247,7 +247,7 @@ def hit(pair: Pair) -> DraftRow:
     """A row whose proposal is the draft's own: its branches open before the first pass, but for the last."""
     row = DraftRow(1, tuple(range(1, 30)), Draw(5, 0.9), 4, CONTEXT, budget=6)
     [proposal] = pair.execute(DraftCommand((row,), StopWord()))
-    return replace(row, proposal=proposal)
+    return row._replace(proposal=proposal)
 
 
 def test_one_call_does_everything(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_one_call_does_everything(decoder: Decoder, monkeypatch: pytest.MonkeyPa
     row = DraftRow(1, tuple([5] * 150), Draw(5, 0.9), 4, CONTEXT, budget=6)
     [proposal] = lane.worker.execute(DraftCommand((row,), StopWord()))
     assert len(proposal.token_ids) == 4
-    result = lane.worker.execute(BuildCommand((replace(row, proposal=proposal),), StopWord()))
+    result = lane.worker.execute(BuildCommand((row._replace(proposal=proposal),), StopWord()))
     assert len(result.rows[0]) == 6
     assert calls == ["build", "build"]
 

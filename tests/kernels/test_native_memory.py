@@ -51,6 +51,7 @@ def growth_in_the_first_pass(decoder: Decoder, reserved: tuple[int, int]) -> int
 
 
 def test_the_largest_pass_takes_no_memory_that_was_not_reserved(isa: str) -> None:
+    """All that stays with the thread is there."""
     assert growth_in_the_first_pass(made(isa), (TOKENS, DRAWN)) < LITTLE
 
 
@@ -60,4 +61,5 @@ def test_without_that_it_takes_all_of_it(isa: str) -> None:
 
 
 def test_on_pytorch_there_is_nothing_to_reserve() -> None:
+    """Nothing is kept from pass to pass, and it may be asked for all the same."""
     made("torch").reserve(TOKENS, DRAWN)

@@ -170,7 +170,7 @@ class Cut:
     def execute(self, command: Any) -> Any:
         """As a verdict would stop it."""
         if isinstance(command, BuildCommand):
-            command = replace(command, stop=CountedStop(self._passes))
+            command = command._replace(stop=CountedStop(self._passes))
         return self._worker.execute(command)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_runtime.speculation.budget import SMOOTHING, Average, BudgetChooser
+from ssd_runtime.speculation.budget import CHOICE_ROUNDS, SMOOTHING, Average, BudgetChooser
 from ssd_runtime.speculation.commands import StepCost
 
 
@@ -72,6 +72,20 @@ def test_the_more_is_accepted_the_more_the_depth_of_a_path_is_worth() -> None:
         chooser(0.1, dear, [0, 1, 2, 3, 5, None] * 5, accepted=accepted).choose(1) for accepted in (1, 4)
     ]
     assert budgets[0] > budgets[1]
+
+
+def test_a_choice_stands_for_some_rounds_and_then_follows_what_was_measured() -> None:
+    """For each number of rows its own."""
+    dear = {paths: 0.01 * paths for paths in range(1, 9)}
+    learning = chooser(0.05, dear, [0] * 50)
+    budgets = []
+    for _ in range(CHOICE_ROUNDS):
+        budgets.append(learning.choose(1))
+        learning.note_outcome(4, 3, 7)
+        learning.note_steps(StepCost(paths, 0.0) for paths in dear for _ in range(50))
+        learning.note_verification(0.05)
+    assert set(budgets[:-1]) == {1}
+    assert learning.choose(1) > 1
 
 
 @given(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ssd_runtime.speculation.hybrid import (
     ADVANTAGE,
+    FAR,
     FIRST_ROUNDS,
     HELD_ROUNDS,
     LEAST_ROUNDS,
@@ -124,6 +125,16 @@ def test_looking_costs_no_more_than_its_share_of_the_time() -> None:
     assert set(modes) == {AR, SD, SSD}
     best = seconds([SD] * len(modes), speeds)
     assert seconds(modes, speeds) < best * (1 + 2 * SHARE)
+
+
+def test_a_mode_that_is_far_behind_gets_a_smaller_share() -> None:
+    """It would have to gain much to be of use."""
+    speeds = {AR: 20.0, SD: 7.0}
+    controller = controller_of(AR, SD)
+    modes_of(controller, speeds, 100)
+    modes = modes_of(controller, speeds, 20_000)
+    lost = seconds(modes, speeds) / seconds([AR] * len(modes), speeds) - 1
+    assert 0.5 * SHARE / FAR < lost < SHARE / FAR
 
 
 def test_a_mode_that_is_nearly_as_fast_is_looked_at_more_often() -> None:
