@@ -121,7 +121,7 @@ class LiveRequests:
             proposed=len(proposal.token_ids) if emitted > verified else emitted,
             accepted=accepted,
             emitted=emitted,
-            bonus_rank=None if bonus is None else proposal.bonus_rank(verified, bonus),
+            bonus_rank=proposal.bonus_rank(verified, bonus) if proposal.guesses else None,
             mode=row.mode,
         )
         sequence.totals.add(record)

@@ -14,17 +14,23 @@ _WORD_START = "\u2581"
 
 
 @cache
-def _bytes_of_characters() -> dict[str, int]:
-    """The printable characters by which byte-level vocabularies (GPT-2's and later) spell bytes."""
+def _bytes_of_characters() -> dict[int, int]:
+    """The printable characters by which byte-level vocabularies (GPT-2's and later) spell bytes.
+
+    The others below 256 stand for something that is no byte.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    known = {byte: byte for byte in printable} | {256 + i: byte for i, byte in enumerate(others)}
+    return dict.fromkeys(others, 256) | known
 
 
 def byte_level(token: str) -> bytes:
     """A token of a byte-level vocabulary; one that is not spelled so (an added token) as it stands."""
-    known = _bytes_of_characters()
-    return bytes(known[char] for char in token) if all(char in known for char in token) else token.encode()
+    try:
+        return token.translate(_bytes_of_characters()).encode("latin-1")
+    except UnicodeEncodeError:
+        return token.encode()
 
 
 def word_level(token: str) -> bytes:

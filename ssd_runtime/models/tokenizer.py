@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ class Tokenizer(Protocol):
 
     eos_token_ids: every id that ends an answer. special_ids: ids that `decode` skips.
     byte_ids: ids that stand for one raw byte each and are decoded a run at a time. pieces: what each id adds
-    to a text, in bytes, nothing for special ones; None where that depends on its neighbours.
+    to a text, in bytes, nothing for special and unknown ones; None where that depends on its neighbours.
     template_words: the names that the chat template's code uses, of which `tools` and fields of messages
     are some.
     """
@@ -59,19 +60,6 @@ class Tokenizer(Protocol):
         ...
 
 
-class _Pieces(dict[int, bytes]):
-    """What byte-level tokens are, as far as somebody has asked."""
-
-    def __init__(self, backend: Any, special_ids: Container[int]) -> None:
-        self._backend = backend
-        self._special_ids = special_ids
-
-    def __missing__(self, token_id: int) -> bytes:
-        token = None if token_id in self._special_ids else self._backend.id_to_token(token_id)
-        piece = self[token_id] = byte_level(token or "")
-        return piece
-
-
 class HFTokenizer:
     """A fast tokenizer of transformers, read from a folder; see `Tokenizer` for the members.
 
@@ -96,7 +84,8 @@ class HFTokenizer:
         self.byte_ids = frozenset(token for token in bytes_ if token is not None)
         self.pieces: Mapping[int, bytes] | None = None
         if isinstance(self._backend.decoder, decoders.ByteLevel):
-            self.pieces = _Pieces(self._backend, self.special_ids)
+            pieces = defaultdict(bytes, enumerate(map(byte_level, self.tokens())))
+            self.pieces = pieces | dict.fromkeys(self.special_ids, b"")
         own = token_ids(self._wrapped.eos_token_id)
         ids = {*eos_token_ids, *own, *_generation_eos(folder)}
         self.eos_token_ids: tuple[int, ...] = tuple(sorted(ids))

@@ -47,7 +47,7 @@ class Proposal(NamedTuple):
             self.odds[: len(token_ids)],
         )
 
-    def bonus_rank(self, accepted: int, bonus: int) -> int | None:
+    def bonus_rank(self, accepted: int, bonus: int | None) -> int | None:
         """The place of `bonus` among the candidates after `accepted` tokens, 0 best; None if not there."""
         candidates = self.guesses[accepted].candidates if accepted < len(self.guesses) else ()
         return candidates.index(bonus) if bonus in candidates else None
