@@ -77,13 +77,14 @@ class Lane:
         self._on_record = on_record
         self._items: SimpleQueue[_Item | None] = SimpleQueue()
         self._closed = False
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name=f"ssd-{name}", daemon=True)
         self._thread.start()
 
     @property
     def is_alive(self) -> bool:
         """Whether the thread runs; it may hang in a command all the same."""
-        return self._thread.is_alive()
+        return not self._ended  # the thread's own answer takes five calls, and is asked for twice a round
 
     def submit(self, command: Command) -> asyncio.Future[Any]:
         """Queue `command`; the future belongs to the running loop. Raises `EngineClosedError`."""
@@ -106,6 +107,12 @@ class Lane:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            self._ended = True
+
+    def _serve(self) -> None:
         _, unfit = _attempt(self._prepare)
         while (item := self._items.get()) is not None:
             command, loop, future = item

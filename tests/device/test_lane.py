@@ -108,6 +108,22 @@ async def test_a_closed_lane_finishes_what_is_queued_and_takes_nothing_more() ->
     assert await asyncio.to_thread(lane.join, 10.0)
 
 
+def test_a_lane_is_alive_until_its_thread_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closed, or killed by what no lane survives."""
+    lane = Lane("test", Caller(), clock=ManualClock())
+    seen = [lane.is_alive]
+    lane.close()
+    assert lane.join(10.0)
+    assert [*seen, lane.is_alive] == [True, False]
+    died: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda what: died.append(what.exc_value))
+    monkeypatch.setattr(Lane, "_serve", lambda self: raising(MemoryError("no memory for a frame"))())
+    killed = Lane("test", Caller(), clock=ManualClock())
+    assert killed.join(10.0)
+    assert not killed.is_alive
+    assert len(died) == 1
+
+
 def test_a_lane_ends_although_the_loop_that_waited_is_gone() -> None:
     """Its last command outlives the loop; the thread still ends."""
     gate = threading.Event()
