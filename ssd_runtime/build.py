@@ -199,8 +199,9 @@ class _Builder:
         def fresh_worker() -> Worker:
             return new_worker(self._target_kv(model, num_blocks))
 
-        drawn = engine.max_batch_size * (engine.speculative_length + 1)
-        reserve = partial(model.decoder.reserve, scheduler.max_batch_tokens, drawn)
+        tokens = scheduler.max_batch_tokens
+        drawn = min(engine.max_batch_size * (engine.speculative_length + 1), tokens)
+        reserve = partial(model.decoder.reserve, tokens, drawn)
         return TargetLane(
             self._target_role.starting(new_worker(kv), fresh_worker, self._clock, self._record(), reserve)
         )

@@ -14,7 +14,7 @@ from ssd_runtime.errors import ModelError
 from ssd_runtime.hooks.registry import Registries
 from ssd_runtime.memory.blocks import BlockManager
 from ssd_runtime.memory.prefix import PrefixStats
-from ssd_runtime.settings.schema import EngineSettings, Settings
+from ssd_runtime.settings.schema import Settings
 from ssd_runtime.speculation.drafting import DraftWorker
 from ssd_runtime.speculation.lines import READ_CHUNK
 from ssd_runtime.speculation.model_draft import DecoderDraft, DraftModel
@@ -104,16 +104,19 @@ def make_draft(
         model.max_context,
         model.weight_bytes,
         prefix_stats,
-        partial(_reserve, model, engine),
+        partial(_reserve, model, settings),
     )
 
 
-def _reserve(model: DraftModel, engine: EngineSettings) -> None:
-    """Room for a step of the largest build: every row reads a chunk, and has all its lines."""
+def _reserve(model: DraftModel, settings: Settings) -> None:
+    """Room for a step of the largest build: every row reads a chunk, and has all its lines.
+
+    But for no more tokens than the target's rounds have: so many rows seldom have drafts at once.
+    """
     if isinstance(model, DecoderDraft):
-        lines = engine.branch_budget + 1
-        rows = engine.max_batch_size
-        model.decoder.reserve(rows * (READ_CHUNK + lines), rows * lines)
+        lines, most = settings.engine.branch_budget + 1, settings.scheduler.max_batch_tokens
+        rows = settings.engine.max_batch_size
+        model.decoder.reserve(min(rows * (READ_CHUNK + lines), most), min(rows * lines, most))
 
 
 def decoder_draft(

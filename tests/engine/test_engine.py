@@ -490,10 +490,21 @@ async def test_an_engine_ends_with_everything_it_started() -> None:
         await engine.complete(asked())
 
 
+@pytest.mark.parametrize(
+    ("tokens", "of_target", "of_draft"),
+    [
+        (300, (300, 3 * (4 + 1)), (3 * (READ_CHUNK + 5 + 1), 3 * (5 + 1))),
+        (16, (16, 3 * (4 + 1)), (16, 16)),
+        (7, (7, 7), (7, 7)),
+    ],
+)
 async def test_each_lane_has_memory_for_its_largest_pass_before_the_first(
-    monkeypatch: pytest.MonkeyPatch,
+    tokens: int, of_target: tuple[int, int], of_draft: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On its own thread: the target for a round as large as may be, the draft for all rows' lines at once."""
+    """On its own thread: the target for a round as large as may be, the draft for all rows' lines at once.
+
+    Never for more tokens than a round has, however many rows there may be.
+    """
     reserved = {}
 
     def note(_: Decoder, tokens: int, wanted: int) -> None:
@@ -501,9 +512,9 @@ async def test_each_lane_has_memory_for_its_largest_pass_before_the_first(
 
     monkeypatch.setattr(Decoder, "reserve", note)
     sizes = ("engine.max_batch_size=3", "engine.speculative_length=4", "engine.branch_budget=5")
-    draft = ("engine.draft_model=toy/2", "scheduler.max_batch_tokens=90", "scheduler.policy=ssd")
+    draft = ("engine.draft_model=toy/2", f"scheduler.max_batch_tokens={tokens}", "scheduler.policy=ssd")
     await run(toy_engine(*sizes, *draft), asked())
-    assert reserved == {"ssd-target": (90, 3 * (4 + 1)), "ssd-draft": (3 * (READ_CHUNK + 5 + 1), 3 * (5 + 1))}
+    assert reserved == {"ssd-target": of_target, "ssd-draft": of_draft}
 
 
 async def test_engines_in_one_process_do_not_meet() -> None:
