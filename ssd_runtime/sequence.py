@@ -75,7 +75,7 @@ class Sequence:
         """Append settled tokens; `kv_len` positions of the sequence now have valid KV."""
         self.token_ids.extend(token_ids)
         self.kv_len = kv_len
-        assert 0 <= kv_len <= len(self.token_ids) <= self.max_len
+        self.check()
 
     def forget_kv(self) -> None:
         """The KV is gone (preemption): everything is pending again, and old cache entries are void."""

@@ -84,7 +84,7 @@ class Lane:
     @property
     def is_alive(self) -> bool:
         """Whether the thread runs; it may hang in a command all the same."""
-        return not self._ended  # the thread's own answer takes five calls, and is asked for twice a round
+        return not self._ended  # the thread's own answer takes several calls, and is asked for twice a round
 
     def submit(self, command: Command) -> asyncio.Future[Any]:
         """Queue `command`; the future belongs to the running loop. Raises `EngineClosedError`."""
