@@ -1,7 +1,7 @@
 """Ours, transformers and llama.cpp in turn on the same prompts: rates, and ratios with an interval.
 
     python -m scripts.bench_peers [--gguf FILE] [--llama-bench PATH] [--prompts FILE.jsonl[:N] …]
-        [--modes hybrid,autoregressive] [--set KEY=VALUE …] [--threads N] [--json FILE]
+        [--modes hybrid,autoregressive] [--device-for-device] [--set KEY=VALUE …] [--threads N] [--json FILE]
 
 A rate is a slope: tokens between the 16th and the 272nd new one, by the difference of two times. The
 contenders follow each other on every prompt, backwards on every other one, and ratios are taken prompt
@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -35,10 +36,12 @@ from scripts.peers import (
 from scripts.prompts import SHIPPED, Prompt, load_prompts
 from ssd_runtime.bench.plan import alternating
 from ssd_runtime.bench.report import surroundings
+from ssd_runtime.cli.bench import device_overrides
 from ssd_runtime.device.cores import available_cores
 from ssd_runtime.errors import SSDError
 from ssd_runtime.models.loading import SourceKind, resolve
 from ssd_runtime.settings.load import load_settings
+from ssd_runtime.types import Mode
 
 CONFIDENCE = 0.95
 Rates = dict[str, list[float]]
@@ -160,6 +163,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def modes(options: argparse.Namespace) -> list[Mode]:
+    """The modes of ours that take part."""
+    return [Mode(name) for name in options.modes.split(",")]
+
+
+def as_flags(overrides: Sequence[str]) -> list[str]:
+    """`overrides` as a command takes them."""
+    return [part for override in overrides for part in ("--set", override)]
+
+
 def run(options: argparse.Namespace) -> tuple[Rates, list[str]]:
     """Everybody's rates, and which of them are ours. Raises `SSDError`."""
     named = [f"engine.model={options.gguf}"] if options.gguf else []
@@ -173,9 +186,9 @@ def run(options: argparse.Namespace) -> tuple[Rates, list[str]]:
         "llama.cpp": lambda: llama(options, model),
     }
     chosen = {name: makers[name] for name in makers if name in options.peers.split(",")}
-    sets = [part for override in overrides for part in ("--set", override)]
+    placed = partial(device_overrides, None, overrides) if options.device_for_device else lambda _: overrides
     with ExitStack() as stack:
-        ours = [stack.enter_context(closing(Ours(mode, sets))) for mode in options.modes.split(",")]
+        ours = [stack.enter_context(closing(Ours(mode, as_flags(placed(mode))))) for mode in modes(options)]
         others = [stack.enter_context(closing(peer)) for peer in present(chosen, _tell)]
         works = works_of(prompts, [ours[0].prompt_ids(prompt) for prompt in prompts], options)
         for peer in [*ours, *others]:  # the first answer of an engine allocates and compiles
@@ -204,6 +217,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--llama-batched-bench", type=Path, metavar="PATH", help="the same, for --batch")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="prompts answered at once")
     parser.add_argument("--modes", default="hybrid", help="ours, separated by commas")
+    parser.add_argument("--device-for-device", action="store_true", help="as for `ssd-run bench`")
     parser.add_argument("--peers", default="transformers,llama.cpp", help="theirs, separated by commas")
     parser.add_argument("--tokens", nargs=2, type=int, default=[16, 272], metavar=("SHORT", "LONG"))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
