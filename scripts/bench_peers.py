@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -85,12 +84,11 @@ def ratio(rates: Rates, ours: str, peer: str) -> Ratio:
 
 
 def table(rates: Rates, ours: Sequence[str]) -> str:
-    """The medians, and for each of ours its ratio to everybody else, in markdown."""
-    others = [name for name in rates if name not in ours]
+    """The medians, and the ratio of each of ours to everybody else, in markdown."""
     lines = ["| | tokens/s | " + " | ".join(f"{name} by this" for name in ours) + " |"]
     lines.append("| --- " * (2 + len(ours)) + "|")
     for name, found in rates.items():
-        cells = [_cell(ratio(rates, one, name)) if name in others else "" for one in ours]
+        cells = ["" if one == name else _cell(ratio(rates, one, name)) for one in ours]
         lines.append(f"| {name} | {median(found):.1f} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -163,14 +161,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def modes(options: argparse.Namespace) -> list[Mode]:
-    """The modes of ours that take part."""
-    return [Mode(name) for name in options.modes.split(",")]
+def modes(text: str) -> list[Mode]:
+    """Modes separated by commas. Raises `ValueError`."""
+    return [Mode(name) for name in text.split(",")]
 
 
-def as_flags(overrides: Sequence[str]) -> list[str]:
-    """`overrides` as a command takes them."""
-    return [part for override in overrides for part in ("--set", override)]
+def overrides_of(options: argparse.Namespace, overrides: Sequence[str], mode: Mode) -> Sequence[str]:
+    """The settings of ours in one mode. Raises `ConfigError`."""
+    return device_overrides(None, overrides, mode) if options.device_for_device else overrides
+
+
+def ours_in(mode: Mode, overrides: Sequence[str]) -> Ours:
+    """Ours in one mode."""
+    return Ours(mode, [part for override in overrides for part in ("--set", override)])
 
 
 def run(options: argparse.Namespace) -> tuple[Rates, list[str]]:
@@ -186,9 +189,9 @@ def run(options: argparse.Namespace) -> tuple[Rates, list[str]]:
         "llama.cpp": lambda: llama(options, model),
     }
     chosen = {name: makers[name] for name in makers if name in options.peers.split(",")}
-    placed = partial(device_overrides, None, overrides) if options.device_for_device else lambda _: overrides
+    ours_are = [(mode, overrides_of(options, overrides, mode)) for mode in options.modes]
     with ExitStack() as stack:
-        ours = [stack.enter_context(closing(Ours(mode, as_flags(placed(mode))))) for mode in modes(options)]
+        ours = [stack.enter_context(closing(ours_in(*placed))) for placed in ours_are]
         others = [stack.enter_context(closing(peer)) for peer in present(chosen, _tell)]
         works = works_of(prompts, [ours[0].prompt_ids(prompt) for prompt in prompts], options)
         for peer in [*ours, *others]:  # the first answer of an engine allocates and compiles
@@ -198,7 +201,7 @@ def run(options: argparse.Namespace) -> tuple[Rates, list[str]]:
 
 def _write(options: argparse.Namespace, rates: Rates, ours: Sequence[str]) -> None:
     asked = {name: value for name, value in vars(options).items() if name != "json"}
-    ratios = [asdict(ratio(rates, one, name)) for one in ours for name in rates if name not in ours]
+    ratios = [asdict(ratio(rates, one, name)) for one in ours for name in rates if name != one]
     data = {"surroundings": surroundings() | {"options": asked}, "rates": rates, "ratios": ratios}
     options.json.write_text(json.dumps(data, indent=1, default=str) + "\n", encoding="utf-8")
 
@@ -216,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", nargs="+", default=[str(SHIPPED)], metavar="FILE[:N]")
     parser.add_argument("--llama-batched-bench", type=Path, metavar="PATH", help="the same, for --batch")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="prompts answered at once")
-    parser.add_argument("--modes", default="hybrid", help="ours, separated by commas")
+    parser.add_argument("--modes", type=modes, default="hybrid", help="ours, separated by commas")
     parser.add_argument("--device-for-device", action="store_true", help="as for `ssd-run bench`")
     parser.add_argument("--peers", default="transformers,llama.cpp", help="theirs, separated by commas")
     parser.add_argument("--tokens", nargs=2, type=int, default=[16, 272], metavar=("SHORT", "LONG"))

@@ -4,8 +4,9 @@ With M paths a pass of the draft takes t(M) seconds, so that a build that lasts 
 verification, T seconds, gives proposals of about d(M) = T / t(M) - ½ tokens: its first pass reads the
 last token of the proposal in hand, and its last one, half done at the verdict, is finished. The
 likely outcomes are few: h(M) is the share of bonuses that were among the M best candidates. The
-chooser takes the M that promises most tokens a second, h(M) · (1 - a^(d+1)) / (1 - a) + 1 - h(M) at
-acceptance rate a, in T + t(M) / 2 seconds, from what it measured.
+chooser takes the M that promises most tokens a second, h(M) · (1 - a^(d+1)) / (1 - a) + 1 - h(M) where
+a token is accepted with probability a once those before it are, in T + t(M) / 2 seconds, from what it
+measured.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class BudgetChooser:
         self._length = length
         self._verify = Average()
         self._steps: dict[int, Average] = {}
-        self._acceptance = Average()
+        self._accepted, self._tried = Average(), Average()
         self._ranks = [0.0] * (most + 1)
         self._chosen: dict[int, int] = {}
         self._rounds = 0
@@ -67,10 +68,14 @@ class BudgetChooser:
                 self._steps[tokens] = Average()
             self._steps[tokens].add(seconds)
 
-    def note_outcome(self, proposed: int, accepted: int, rank: int | None) -> None:
-        """One verdict: the bonus was the draft's candidate number `rank`, or none of them."""
+    def note_acceptance(self, proposed: int, accepted: int) -> None:
+        """One verdict. The token after the accepted ones was tried too; those behind it were not."""
         if proposed:
-            self._acceptance.add(accepted / proposed)
+            self._accepted.add(accepted)
+            self._tried.add(min(accepted + 1, proposed))
+
+    def note_rank(self, rank: int | None) -> None:
+        """A bonus was the draft's candidate number `rank` at its place, or none of them."""
         self._ranks[min(self._most if rank is None else rank, self._most)] += 1
 
     def choose(self, num_rows: int) -> int:
@@ -86,10 +91,16 @@ class BudgetChooser:
         """Tokens a second of one row."""
         verify, step = self._verify.value or 0.0, self._step(budget * num_rows)
         depth = max(0.0, min(self._length, verify / step - 0.5))
-        rate = PRIOR_ACCEPTANCE if self._acceptance.value is None else self._acceptance.value
+        rate = self._acceptance()
         expected = depth + 1 if rate >= 1 else (1 - rate ** (depth + 1)) / (1 - rate)
         share = self._share(budget)
         return (share * expected + 1 - share) / (verify + step / 2)
+
+    def _acceptance(self) -> float:
+        """The part of the tokens that were tried which were accepted."""
+        if self._tried.value is None:
+            return PRIOR_ACCEPTANCE
+        return (self._accepted.value or 0.0) / self._tried.value
 
     def _share(self, budget: int) -> float:
         """The part of all bonuses that the best `budget` candidates would have covered."""

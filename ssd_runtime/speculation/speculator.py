@@ -160,6 +160,7 @@ class Speculator:
             self._budget.note_steps(result.steps)
             for row, branches in zip(build.served, result.rows, strict=True):
                 if self._memories.get(row.sequence.uid) is not None:
+                    self._learn_from_branches(row, branches or ())
                     self._file(row, branches)
 
     def forget(self, sequence: TokenSequence) -> None:
@@ -182,9 +183,19 @@ class Speculator:
                 continue
             tokens += verdict.accepted + 1
             if proposal.guesses:
-                rank = proposal.bonus_rank(verdict.accepted, verdict.bonus)
-                self._budget.note_outcome(len(proposal.token_ids), verdict.accepted, rank)
+                self._budget.note_acceptance(len(proposal.token_ids), verdict.accepted)
+            if verdict.accepted < len(proposal.guesses):
+                self._budget.note_rank(proposal.bonus_rank(verdict.accepted, verdict.bonus))
         return tokens
+
+    def _learn_from_branches(self, row: Served, branches: Sequence[Branch]) -> None:
+        """The draft had no guess for the place behind a whole proposal before it read that: it has now."""
+        accepted = len(row.sequence.token_ids) - row.length - 1
+        if accepted == len(row.sent.token_ids) >= len(row.sent.guesses):
+            bonuses = [branch.bonus for branch in branches if branch.accepted == accepted]
+            if bonuses:
+                bonus = row.sequence.token_ids[-1]
+                self._budget.note_rank(bonuses.index(bonus) if bonus in bonuses else None)
 
     def _may_branch(self, row: Row) -> bool:
         reads_ahead = self._reads_ahead and row.mode is RowMode.SPECULATIVE and row.num_feed > 1

@@ -10,10 +10,21 @@ from types import ModuleType
 
 import pytest
 
-from scripts.bench_peers import Rates, llama, measure, present, ratio, table, transformers, works_of
+from scripts.bench_peers import (
+    Rates,
+    llama,
+    measure,
+    overrides_of,
+    present,
+    ratio,
+    table,
+    transformers,
+    works_of,
+)
 from scripts.peers import LlamaBatchedBench, LlamaBench, LlamaCppPython, MissingPeerError, Ours, Work
 from ssd_runtime.bench.prompts import Prompt
 from ssd_runtime.errors import SSDError
+from ssd_runtime.types import Mode
 
 WORKS = [Work((Prompt(str(i), "why?"),), (tuple(range(i)),), 16, 272) for i in range(4)]
 PAIR = Work((Prompt("a", "why?"), Prompt("b", "why?")), ((1,) * 10, (1,) * 20), 16, 272)
@@ -122,9 +133,22 @@ def test_an_interval_holds_the_median_and_is_the_same_every_time() -> None:
 
 
 def test_the_table_has_every_contender_and_ratios_to_the_others() -> None:
-    """Ours are not divided by ours."""
-    text = table({"ours": [30.0], "x": [10.0]}, ["ours"])
-    assert text.splitlines()[2:] == ["| ours | 30.0 |  |", "| x | 10.0 | 3.00 |"]
+    """Also of our modes to each other; nobody to itself."""
+    text = table({"a": [30.0], "b": [15.0], "x": [10.0]}, ["a", "b"])
+    assert text.splitlines()[2:] == [
+        "| a | 30.0 |  | 0.50 |",
+        "| b | 15.0 | 2.00 |  |",
+        "| x | 10.0 | 3.00 | 1.50 |",
+    ]
+
+
+def test_device_for_device_places_the_draft_of_a_mode_whose_roles_take_turns_beside_the_target() -> None:
+    """As `ssd-run bench` does; only ssd adds the draft's own core."""
+    asked = ["placement.target=cpu:0", "placement.draft=cpu:1"]
+    options = Namespace(device_for_device=True)
+    assert overrides_of(options, asked, Mode.SPECULATIVE) == [*asked, "placement.draft=cpu:0"]
+    assert overrides_of(options, asked, Mode.SSD) == asked
+    assert overrides_of(Namespace(device_for_device=False), asked, Mode.SPECULATIVE) == asked
 
 
 def test_a_peer_that_is_missing_is_skipped_with_a_line(tmp_path: Path) -> None:

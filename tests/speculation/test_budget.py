@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_runtime.speculation.budget import CHOICE_ROUNDS, SMOOTHING, Average, BudgetChooser
+from ssd_runtime.speculation.budget import (
+    CHOICE_ROUNDS,
+    PRIOR_ACCEPTANCE,
+    SMOOTHING,
+    Average,
+    BudgetChooser,
+)
 from ssd_runtime.speculation.commands import StepCost
 
 
@@ -17,7 +23,8 @@ def chooser(
     chosen.note_verification(verify)
     chosen.note_steps(StepCost(paths, seconds) for paths, seconds in steps.items())
     for rank in ranks:
-        chosen.note_outcome(4, accepted, rank)
+        chosen.note_acceptance(4, accepted)
+        chosen.note_rank(rank)
     return chosen
 
 
@@ -74,6 +81,17 @@ def test_the_more_is_accepted_the_more_the_depth_of_a_path_is_worth() -> None:
     assert budgets[0] > budgets[1]
 
 
+def test_drafts_behind_the_first_wrong_one_were_not_tried() -> None:
+    """One of four accepted: one of two that were tried. Without a proposal nothing was."""
+    learning = BudgetChooser(8, 4)
+    assert learning._acceptance() == PRIOR_ACCEPTANCE
+    for proposed, accepted, rate in ((4, 1, 0.5), (4, 4, 1.0), (2, 0, 0.0)):
+        learning = BudgetChooser(8, 4)
+        learning.note_acceptance(0, 0)
+        learning.note_acceptance(proposed, accepted)
+        assert learning._acceptance() == rate
+
+
 def test_a_choice_stands_for_some_rounds_and_then_follows_what_was_measured() -> None:
     """For each number of rows its own."""
     dear = {paths: 0.01 * paths for paths in range(1, 9)}
@@ -81,7 +99,8 @@ def test_a_choice_stands_for_some_rounds_and_then_follows_what_was_measured() ->
     budgets = []
     for _ in range(CHOICE_ROUNDS):
         budgets.append(learning.choose(1))
-        learning.note_outcome(4, 3, 7)
+        learning.note_acceptance(4, 3)
+        learning.note_rank(7)
         learning.note_steps(StepCost(paths, 0.0) for paths in dear for _ in range(50))
         learning.note_verification(0.05)
     assert set(budgets[:-1]) == {1}

@@ -275,24 +275,77 @@ async def test_how_long_a_verification_takes_is_what_the_budget_hears() -> None:
     assert heard == [0.25]
 
 
+class Hearing(BudgetChooser):
+    """Notes what it is told of outcomes."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.accepted: list[tuple[int, int]] = []
+        self.ranks: list[int | None] = []
+
+    def note_acceptance(self, proposed: int, accepted: int) -> None:
+        """Notes them."""
+        self.accepted.append((proposed, accepted))
+
+    def note_rank(self, rank: int | None) -> None:
+        """Notes it."""
+        self.ranks.append(rank)
+
+
+GUESSES = (Guess((5, 6), 1.0), Guess((9, 8), 1.0))
+
+
+def hearing(fallback: Sequence[Source] = ()) -> tuple[Play, Hearing]:
+    """A play whose budget chooser listens."""
+    play = Play(fallback=fallback)
+    play.speculator._budget = heard = Hearing()
+    return play, heard
+
+
 async def test_what_was_proposed_without_a_guess_says_nothing_about_the_candidates() -> None:
     """Neither a plain round nor one with n-grams: the draft did not say what it expects."""
-
-    class Hearing(BudgetChooser):
-        def note_outcome(self, proposed: int, accepted: int, rank: int | None) -> None:
-            """Notes them."""
-            heard.append((proposed, accepted, rank))
-
-    heard = list[tuple[int, int, int | None]]()
     known, without = sequence(), sequence()
-    ngram = Known("ngram", {without.uid: (7, 8)})
-    play = Play(fallback=(ngram,))
-    play.speculator._budget = Hearing(4, 4)
-    guesses = (Guess((5, 6), 1.0), Guess((9, 8), 1.0))
-    branches = BuildResult(((Branch(0, 9, Proposal((5,), guesses=guesses)),), ()))
-    await play.round([known, without], [Verdict(0, 9), Verdict(0, 1)], branches)
+    play, heard = hearing((Known("ngram", {without.uid: (7, 8)}),))
+    branches = BuildResult(((Branch(0, 6, Proposal((5,), guesses=GUESSES)),), ()))
+    await play.round([known, without], [Verdict(0, 6), Verdict(0, 1)], branches)
+    heard.ranks.clear()
     await play.round([known, without], [Verdict(1, 8), Verdict(0, 1)], BuildResult(((), ())))
-    assert heard == [(1, 1, 1)]
+    assert heard.accepted == [(1, 1)]
+    assert heard.ranks == [1]
+
+
+async def test_the_bonus_behind_a_whole_proposal_is_ranked_by_what_the_draft_prepared_there() -> None:
+    """It had not read the proposal's last token when it proposed, so it had no guess for that place."""
+    for bonus, rank in ((9, 0), (8, 1), (7, None)):
+        play, heard = hearing()
+        one = sequence()
+        first = prepared(Branch(0, 6, Proposal((5,), guesses=GUESSES[:1])))
+        await play.round([one], [Verdict(0, 6)], first)
+        heard.ranks.clear()
+        behind = [Branch(0, 4, Proposal((1,))), Branch(1, 9, Proposal((2,))), Branch(1, 8, Proposal((3,)))]
+        await play.round([one], [Verdict(1, bonus)], prepared(*behind))
+        assert heard.ranks == [rank]
+
+
+async def test_where_nothing_was_prepared_behind_a_whole_proposal_its_bonus_has_no_rank() -> None:
+    """The draft may be stuck, or have spent its budget elsewhere: that says nothing of its candidates."""
+    for branches in ((), (Branch(0, 4, Proposal((1,))),)):
+        play, heard = hearing()
+        one = sequence()
+        await play.round([one], [Verdict(0, 6)], prepared(Branch(0, 6, Proposal((5,), guesses=GUESSES[:1]))))
+        heard.ranks.clear()
+        await play.round([one], [Verdict(1, 9)], prepared(*branches))
+        assert heard.ranks == []
+
+
+async def test_a_bonus_is_ranked_once() -> None:
+    """By the guess where there is one, whatever was prepared."""
+    play, heard = hearing()
+    one = sequence()
+    await play.round([one], [Verdict(0, 6)], prepared(Branch(0, 6, Proposal((5,), guesses=GUESSES))))
+    heard.ranks.clear()
+    await play.round([one], [Verdict(1, 8)], prepared(Branch(1, 8, Proposal((2,)))))
+    assert heard.ranks == [1]
 
 
 async def test_a_shadow_hears_of_every_committed_token_once() -> None:
