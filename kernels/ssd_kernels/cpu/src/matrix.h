@@ -17,6 +17,8 @@ constexpr int GROUP = 32;
 constexpr int FINEST = 16;  // fewest inputs with a scale of their own
 constexpr int QUADS = GROUP / 4;
 constexpr int STRETCH = 64;  // inputs that are summed by themselves
+constexpr int64_t FETCH_AHEAD = 8192;  // bytes
+constexpr int64_t CACHE_LINE = 64;
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 inline bool has_groups(const ssd_matrix& w) { return w.format >= SSD_INT8; }
@@ -91,6 +93,12 @@ inline void quantize_row(const float* x, int64_t in, int64_t groups, int8_t* cod
   }
 }
 
+// Asks for weights that are used soon: between the products of several rows the processor does not look far enough.
+// What lies behind the last ones may be asked for in vain.
+inline void fetch_ahead(const uint8_t* weights, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += CACHE_LINE) __builtin_prefetch(weights + FETCH_AHEAD + at, 0, 3);
+}
+
 template <int M>
 using Sums = F[M][VECTORS];
 
@@ -108,6 +116,7 @@ inline void float_stretch(const uint8_t* panel, int64_t item, int64_t first, int
   clear<M>(part);
   for (int64_t k = first; k < last; ++k) {
     const uint8_t* at = panel + k * PANEL * item;
+    if (M > 1 || item < 4) fetch_ahead(at, PANEL * item);  // for one row of float32 the processor looks far enough
     F weights[VECTORS];
     for (int i = 0; i < VECTORS; ++i) weights[i] = LOAD(at, i);
     for (int m = 0; m < M; ++m) {
@@ -219,14 +228,16 @@ inline void int8_fine_group(const uint8_t* record, const GroupOfRow* x, Sums<M>&
 
 template <int M, int32_t FORMAT, void (*ADD)(const uint8_t*, const GroupOfRow*, Sums<M>&)>
 inline void group_panel(const uint8_t* panel, const ssd_matrix& w, const Rows& rows, int64_t first, Sums<M>& sums) {
+  constexpr int64_t bytes = layout_of(FORMAT).bytes();
   const int64_t groups = groups_of(w);
   for (int64_t g = 0; g < groups; ++g) {
+    fetch_ahead(panel + g * bytes, bytes);
     GroupOfRow x[M];
     for (int m = 0; m < M; ++m) {
       const int64_t row = first + m;
       x[m] = {rows.codes + row * w.padded_in + g * GROUP, rows.scales[row * groups + g], rows.sums[row * groups + g]};
     }
-    ADD(panel + g * layout_of(FORMAT).bytes(), x, sums);
+    ADD(panel + g * bytes, x, sums);
   }
 }
 
