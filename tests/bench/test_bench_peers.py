@@ -231,6 +231,14 @@ class TestOurs:
         assert ours.rate(PAIR) == 2 * 256 / (1 - 5)
         ours.close()
 
+    def test_both_runs_of_a_slope_read_the_prompt(self) -> None:
+        """Nothing of it is kept from the first run: that one's reading would be counted as decoding."""
+        ours = self.ours()
+        command = ours._process.args
+        assert isinstance(command, list)
+        assert command[-2:] == ["--set", "engine.enable_prefix_caching=false"]
+        ours.close()
+
     @pytest.mark.parametrize(
         ("text", "message"),
         [("wrong", "ours, ssd, prompt 'a': .*no"), ("short", r"got answers of \[271\] tokens, expected 272")],
