@@ -19,7 +19,7 @@ from ssd_runtime.clock import Clock, monotonic
 from ssd_runtime.errors import SSDError
 
 CONTEXT = 4096
-UNREAD = ["--set", "engine.enable_prefix_caching=false"]
+NO_PREFIX_CACHE = ["--set", "engine.enable_prefix_caching=false"]
 """So that both runs of a slope read the prompt: else the first alone would, and count it as decoding."""
 PIPE = [sys.executable, "-c", "from ssd_runtime.cli.main import main; main()", "pipe", "--format", "jsonl"]
 
@@ -67,7 +67,7 @@ class Ours:
     ) -> None:
         self.name = f"ours, {mode}"
         self._clock = clock
-        command = [*pipe, "--mode", mode, *UNREAD, *arguments]
+        command = [*pipe, "--mode", mode, *NO_PREFIX_CACHE, *arguments]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )

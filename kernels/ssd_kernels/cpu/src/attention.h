@@ -13,7 +13,6 @@ namespace SSD_ISA {
 constexpr int MOST_HEADS = 4;
 constexpr int CHUNK = W == 8 ? 2 : 4;  // vectors of the output that are summed together
 constexpr int64_t TILE = 64;           // positions that are scored, weighed and summed together
-constexpr int64_t AHEAD = 32;          // tokens between asking for an entry and reading it
 
 // The positions `first … last` of one sequence, for one key/value head of one layer.
 struct Span {
@@ -22,37 +21,27 @@ struct Span {
   int64_t head, first, last;
 };
 
-// A place in a span; divisions only where blocks meet.
-class Cursor {
- public:
-  explicit Cursor(const Span& span) : span_(span), position_(span.first) { seat(); }
+// Where the entries of some positions lie, and, so that they can be asked for in time, of those that follow.
+struct Tile {
+  int64_t count = 0;
+  const uint8_t* entries[TILE];
 
-  const uint8_t* entry() const { return entry_; }
-
-  void next() {
-    ++position_;
-    entry_ += span_.pages.entry;
-    if (--left_ == 0) seat();
+  // The positions from `from` on, up to the next multiple of TILE or the end of the span.
+  void seat(const Span& span, int64_t from) {
+    const Pages& pages = span.pages;
+    count = std::max<int64_t>(0, std::min(round_up(from + 1, TILE), span.last + 1) - from);
+    for (int64_t i = 0; i < count;) {
+      const uint8_t* entry = pages.at(span.table, from + i, span.head);
+      const int64_t end = std::min(count, i + pages.block_size - (from + i) % pages.block_size);
+      for (; i < end; ++i, entry += pages.entry) entries[i] = entry;
+    }
   }
 
-  // Asks for the entry here, if the span reaches so far, and goes on: the entries of one head lie in
-  // stretches too short for the processor to guess.
-  void fetch() {
-    if (position_ > span_.last) return;
-    for (int64_t at = 0; at < span_.pages.entry; at += 64) __builtin_prefetch(entry_ + at, 0, 2);
-    next();
+  // Asks for a part of entry `index`: those of one head lie in stretches too short for the processor to guess.
+  void fetch(int64_t index, int64_t from, int64_t bytes) const {
+    if (index >= count) return;
+    for (int64_t at = 0; at < bytes; at += CACHE_LINE) __builtin_prefetch(entries[index] + from + at, 0, 2);
   }
-
- private:
-  void seat() {
-    if (position_ > span_.last) return;
-    entry_ = span_.pages.at(span_.table, position_, span_.head);
-    left_ = span_.pages.block_size - position_ % span_.pages.block_size;
-  }
-
-  const Span& span_;
-  int64_t position_, left_ = 0;
-  const uint8_t* entry_ = nullptr;
 };
 
 template <int FORMAT>
@@ -77,45 +66,47 @@ using Scores = float[G][TILE];
 
 // scores[g][i] = query g · key i. Queries are padded with zeros to whole vectors, `padded` floats each.
 template <int FORMAT, int G>
-void score_any(Cursor& keys, Cursor& ahead, int64_t count, int64_t dim, const float* queries, int64_t padded, Scores<G>& scores) {
-  for (int64_t index = 0; index < count; ++index, keys.next()) {
-    ahead.fetch();
+void score_any(const Tile& tile, const Tile& next, int64_t dim, const float* queries, int64_t padded, Scores<G>& scores) {
+  for (int64_t index = 0; index < tile.count; ++index) {
+    const uint8_t* keys = tile.entries[index];
+    next.fetch(index, 0, dim * kv_item_bytes(FORMAT));
     F sums[G];
     for (int g = 0; g < G; ++g) sums[g] = zero();
     for (int64_t at = 0; at < dim; at += W) {
-      const F key = piece<FORMAT>(keys.entry(), at, dim);
+      const F key = piece<FORMAT>(keys, at, dim);
       for (int g = 0; g < G; ++g) sums[g] = fma(load(queries + g * padded + at), key, sums[g]);
     }
-    for (int g = 0; g < G; ++g) scores[g][index] = scaled(FORMAT, sum_lanes(sums[g]), keys.entry() + 2 * dim);
+    for (int g = 0; g < G; ++g) scores[g][index] = scaled(FORMAT, sum_lanes(sums[g]), keys + 2 * dim);
   }
 }
 
 // The same for keys of N whole vectors.
 template <int FORMAT, int G, int N>
-void score_whole(Cursor& keys, Cursor& ahead, int64_t count, const float* queries, Scores<G>& scores) {
+void score_whole(const Tile& tile, const Tile& next, const float* queries, Scores<G>& scores) {
   F query[G][N];
   for (int g = 0; g < G; ++g)
     for (int n = 0; n < N; ++n) query[g][n] = load(queries + (g * N + n) * W);
-  for (int64_t index = 0; index < count; ++index, keys.next()) {
-    ahead.fetch();
+  for (int64_t index = 0; index < tile.count; ++index) {
+    const uint8_t* keys = tile.entries[index];
+    next.fetch(index, 0, N * W * kv_item_bytes(FORMAT));
     F sums[G];
     for (int g = 0; g < G; ++g) sums[g] = zero();
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n) {
-      const F key = read_vector<FORMAT>(keys.entry(), n * W);
+      const F key = read_vector<FORMAT>(keys, n * W);
       for (int g = 0; g < G; ++g) sums[g] = fma(query[g][n], key, sums[g]);
     }
-    for (int g = 0; g < G; ++g) scores[g][index] = scaled(FORMAT, sum_lanes(sums[g]), keys.entry() + 2 * N * W);
+    for (int g = 0; g < G; ++g) scores[g][index] = scaled(FORMAT, sum_lanes(sums[g]), keys + 2 * N * W);
   }
 }
 
 template <int FORMAT, int G>
-void score(Cursor& keys, Cursor& ahead, int64_t count, int64_t dim, const float* queries, int64_t padded, Scores<G>& scores) {
+void score(const Tile& tile, const Tile& next, int64_t dim, const float* queries, int64_t padded, Scores<G>& scores) {
   switch (dim) {
-    case 4 * W: return score_whole<FORMAT, G, 4>(keys, ahead, count, queries, scores);
-    case 8 * W: return score_whole<FORMAT, G, 8>(keys, ahead, count, queries, scores);
-    case 16 * W: return score_whole<FORMAT, G, 16>(keys, ahead, count, queries, scores);
-    default: return score_any<FORMAT, G>(keys, ahead, count, dim, queries, padded, scores);
+    case 4 * W: return score_whole<FORMAT, G, 4>(tile, next, queries, scores);
+    case 8 * W: return score_whole<FORMAT, G, 8>(tile, next, queries, scores);
+    case 16 * W: return score_whole<FORMAT, G, 16>(tile, next, queries, scores);
+    default: return score_any<FORMAT, G>(tile, next, dim, queries, padded, scores);
   }
 }
 
@@ -135,7 +126,8 @@ inline void weigh(float* scores, int64_t count, int64_t padded, Softmax& softmax
     softmax.total *= shrink;
     for (int64_t i = 0; i < padded; ++i) softmax.values[i] *= shrink;
   }
-  for (int64_t i = 0; i < count; ++i) scores[i] = exponential(scores[i] - softmax.best);
+  const float best = softmax.best;
+  for (int64_t i = 0; i < count; ++i) scores[i] = exponential(scores[i] - best);
   F sums = zero();
   int64_t i = 0;
   for (; i + W <= count; i += W) sums = add(sums, load(scores + i));
@@ -145,19 +137,21 @@ inline void weigh(float* scores, int64_t count, int64_t padded, Softmax& softmax
 
 // Adds items `from … from + CHUNK · W` of a tile's values, weighed; those past the end are zero.
 template <int FORMAT, int G, bool WHOLE>
-void mix_chunk(Cursor values, int64_t count, const Pages& pages, Scores<G>& weights, int64_t from, Softmax* softmax) {
+void mix_chunk(const Tile& tile, const Tile& next, int64_t dim, const Scores<G>& weights, int64_t from, Softmax* softmax) {
+  constexpr int64_t item = kv_item_bytes(FORMAT);
   F sums[G][CHUNK];
   for (int g = 0; g < G; ++g)
     for (int c = 0; c < CHUNK; ++c) sums[g][c] = load(softmax[g].values + from + c * W);
-  for (int64_t index = 0; index < count; ++index, values.next()) {
-    const uint8_t* items = values.entry() + pages.dim * pages.item;
+  for (int64_t index = 0; index < tile.count; ++index) {
+    const uint8_t* values = tile.entries[index] + dim * item;
+    next.fetch(index, (dim + from) * item, CHUNK * W * item);
     F weight[G];
-    for (int g = 0; g < G; ++g) weight[g] = set1(scaled(FORMAT, weights[g][index], values.entry() + 2 * pages.dim + 4));
+    for (int g = 0; g < G; ++g) weight[g] = set1(scaled(FORMAT, weights[g][index], values + dim + 4));
 #pragma GCC unroll 4
     for (int c = 0; c < CHUNK; ++c) {
       const int64_t at = from + c * W;
-      if (!WHOLE && at >= pages.dim) break;
-      const F value = WHOLE ? read_vector<FORMAT>(items, at) : piece<FORMAT>(items, at, pages.dim);
+      if (!WHOLE && at >= dim) break;
+      const F value = WHOLE ? read_vector<FORMAT>(values, at) : piece<FORMAT>(values, at, dim);
       for (int g = 0; g < G; ++g) sums[g][c] = fma(weight[g], value, sums[g][c]);
     }
   }
@@ -166,10 +160,10 @@ void mix_chunk(Cursor values, int64_t count, const Pages& pages, Scores<G>& weig
 }
 
 template <int FORMAT, int G>
-void mix(const Cursor& values, int64_t count, const Pages& pages, Scores<G>& weights, Softmax* softmax) {
-  for (int64_t from = 0; from < pages.dim; from += CHUNK * W) {
-    if (from + CHUNK * W <= pages.dim) mix_chunk<FORMAT, G, true>(values, count, pages, weights, from, softmax);
-    else mix_chunk<FORMAT, G, false>(values, count, pages, weights, from, softmax);
+void mix(const Tile& tile, const Tile& next, int64_t dim, const Scores<G>& weights, Softmax* softmax) {
+  for (int64_t from = 0; from < dim; from += CHUNK * W) {
+    if (from + CHUNK * W <= dim) mix_chunk<FORMAT, G, true>(tile, next, dim, weights, from, softmax);
+    else mix_chunk<FORMAT, G, false>(tile, next, dim, weights, from, softmax);
   }
 }
 
@@ -181,16 +175,17 @@ void attend_heads(const Span& span, const float* queries, float* scratch, float*
   Softmax softmax[G];
   for (int g = 0; g < G; ++g) softmax[g].values = scratch + g * room;
   memset(scratch, 0, G * room * sizeof(float));
-  Cursor keys(span), ahead(span);
-  for (int64_t i = 0; i < AHEAD; ++i) ahead.fetch();
   Scores<G> scores;
-  for (int64_t from = span.first; from <= span.last;) {
-    const int64_t end = std::min((from / TILE + 1) * TILE, span.last + 1), count = end - from;
-    const Cursor values = keys;
-    score<FORMAT, G>(keys, ahead, count, pages.dim, queries, padded, scores);
-    for (int g = 0; g < G; ++g) weigh(scores[g], count, room, softmax[g]);
-    mix<FORMAT, G>(values, count, pages, scores, softmax);
-    from = end;
+  Tile tiles[2];
+  Tile *tile = &tiles[0], *next = &tiles[1];
+  tile->seat(span, span.first);
+  for (int64_t i = 0; i < tile->count; ++i) tile->fetch(i, 0, pages.entry);
+  for (int64_t from = span.first; tile->count; std::swap(tile, next)) {
+    from += tile->count;
+    next->seat(span, from);
+    score<FORMAT, G>(*tile, *next, pages.dim, queries, padded, scores);
+    for (int g = 0; g < G; ++g) weigh(scores[g], tile->count, room, softmax[g]);
+    mix<FORMAT, G>(*tile, *next, pages.dim, scores, softmax);
   }
   for (int g = 0; g < G; ++g)
     for (int64_t i = 0; i < pages.dim; ++i) output[g * pages.dim + i] = softmax[g].values[i] / softmax[g].total;

@@ -6,7 +6,7 @@
 namespace ssd {
 namespace SSD_ISA {
 
-inline int64_t kv_item_bytes(int32_t format) { return format == SSD_KV_F32 ? 4 : format == SSD_KV_F16 ? 2 : 1; }
+constexpr int64_t kv_item_bytes(int32_t format) { return format == SSD_KV_F32 ? 4 : format == SSD_KV_F16 ? 2 : 1; }
 inline bool kv_has_scales(int32_t format) { return format >= SSD_KV_INT8; }
 
 // One layer of one model's KV.
