@@ -40,7 +40,7 @@ struct Tile {
   // Asks for a part of entry `index`: those of one head lie in stretches too short for the processor to guess.
   void fetch(int64_t index, int64_t from, int64_t bytes) const {
     if (index >= count) return;
-    for (int64_t at = 0; at < bytes; at += CACHE_LINE) __builtin_prefetch(entries[index] + from + at, 0, 2);
+    for (int64_t at = 0; at < bytes; at += CACHE_LINE) __builtin_prefetch(entries[index] + from + at, 0, 3);
   }
 };
 
