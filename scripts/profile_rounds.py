@@ -116,8 +116,12 @@ class Watched:
 
     def submit(self, command: Any) -> asyncio.Future[Any]:
         """Pass it on."""
+        future: asyncio.Future[Any] = self.hand_over.of(self._submit)(command)
+        return future
+
+    def _submit(self, command: Any) -> asyncio.Future[Any]:
         self.submitted.append(monotonic())
-        future: asyncio.Future[Any] = self.hand_over.of(self.lane.submit)(command)
+        future: asyncio.Future[Any] = self.lane.submit(command)
         future.add_done_callback(lambda _: self.resumed.append(monotonic()))
         return future
 

@@ -137,14 +137,13 @@ class DraftLane:
 
     def _look_after(self) -> None:
         """Notice what has died or hangs, and start a fresh lane when it is time."""
-        now = self._clock()
-        if self._retry_at is None:
-            if self.status == STUCK and now - self._overdue_since >= HANGS_SECONDS:
-                self._take_out("a command hangs")
-            elif not self._supply.lane.is_alive:
-                self._take_out("its thread has died")
-        elif now >= self._retry_at and not self._given_up:
-            self._restart()
+        if self._retry_at is not None:
+            if self._clock() >= self._retry_at and not self._given_up:
+                self._restart()
+        elif self.status == STUCK and self._clock() - self._overdue_since >= HANGS_SECONDS:
+            self._take_out("a command hangs")
+        elif not self._supply.lane.is_alive:
+            self._take_out("its thread has died")
 
     def _take_out(self, reason: str) -> None:
         if self._retry_at is not None:

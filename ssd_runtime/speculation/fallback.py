@@ -41,7 +41,8 @@ class DraftSource:
 
     async def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
         """One command for all rows that fit its context; nothing when the draft fails."""
-        limited = [row._replace(max_len=min(row.max_len, self._max_context)) for row in rows]
+        most = self._max_context
+        limited = [row if row.max_len <= most else row._replace(max_len=most) for row in rows]
         asked = tuple(row for row in limited if room(row) > 0)
         result = await self._lane.run(DraftCommand(asked, StopWord())) if asked else ()
         answers = iter([NOTHING] * len(asked) if result is None else result)

@@ -106,9 +106,11 @@ class Speculator:
         proposals = [self._look_up(row) for row in rows]
         if predicted := [i for i in wanting if rows[i].sequence.prediction is not None]:
             await self._fill(rows, proposals, predicted, (PredictionSource(),))
-        for mode, sources in self._sources.items():
-            if asking := [i for i in wanting if rows[i].mode is mode]:
-                await self._fill(rows, proposals, asking, sources)
+        asking: dict[RowMode, list[int]] = {}
+        for i in wanting:
+            asking.setdefault(rows[i].mode, []).append(i)
+        for mode, missing in asking.items():
+            await self._fill(rows, proposals, missing, self._sources[mode])
         return proposals
 
     def will_branch(self, rows: Sequence[Row]) -> bool:
