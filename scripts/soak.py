@@ -261,7 +261,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the requests and of the choice")
     parser.add_argument("--mode", default="hybrid", help="scheduler.policy")
     parser.add_argument("--preempt-mode", default="swap", choices=("swap", "recompute"))
-    parser.add_argument("--max-tokens", type=int, nargs=2, default=(4, 64), metavar=("LEAST", "MOST"))
+    parser.add_argument("--max-tokens", type=int, nargs=2, default=(4, 192), metavar=("LEAST", "MOST"))
     parser.add_argument("--every", type=float, default=10.0, help="seconds between two samples of memory")
     parser.add_argument("--warm-up", type=int, default=200, help="requests before memory is looked at")
     parser.add_argument(
