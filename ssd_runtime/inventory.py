@@ -68,7 +68,7 @@ def places(loaded: Loaded) -> Places:
             check_place(value)
         except ConfigError as error:
             raise ConfigError(f"{loaded.where(f'placement.{role}')}: {error}") from error
-    return place(str(placement.target), str(placement.draft), loaded.settings.scheduler.policy)
+    return place(str(placement.target), str(placement.draft))
 
 
 def log_kernels() -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
 
 from ssd_runtime.build import available_parts, enough_memory
-from ssd_runtime.device.placement import Places
 from ssd_runtime.engine.prepare import Limits
 from ssd_runtime.hooks.registry import Registries
-from ssd_runtime.inventory import places
 from ssd_runtime.parts import Parts
 from ssd_runtime.settings.difference import SPECULATING, Change, Difference, difference, followed
 from ssd_runtime.settings.load import Loaded
@@ -33,7 +30,7 @@ def reload(
     """
     registries = available_parts(new, plugins)
     now, found = followed(old, new), difference(old.settings, new.settings)
-    stay = (*found.needs_restart, *_places(parts.places, places(now)), *_observers(parts, registries))
+    stay = (*found.needs_restart, *_observers(parts, registries))
     if found.changed:
         limits = _limits(parts.limits, now, registries, found)
         speculation = _speculation(parts, now, registries) if found.touches(SPECULATING) else None
@@ -81,18 +78,6 @@ def _exchange(
 def _end(speculation: Speculation) -> None:
     speculation.close()
     speculation.join()
-
-
-def _places(started: Places, wanted: Places) -> Iterator[Change]:
-    """The cores that `auto` would mean now: lanes stay where they were started."""
-    for role in ("target", "draft"):
-        old, new = getattr(started, role), getattr(wanted, role)
-        if old != new:
-            yield Change(f"placement.{role}", _cores(old), _cores(new))
-
-
-def _cores(cores: Any) -> str:
-    return f"auto, cores {flow(tuple(sorted(cores)))}"
 
 
 def _observers(parts: Parts, registries: Registries) -> Iterator[Change]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ssd_runtime.device.cores import available_cores, parse_cores
-from ssd_runtime.types import Mode
 
 CPU = "cpu"
 
@@ -30,23 +29,17 @@ class Places:
         return self.target_device != self.draft_device
 
 
-def place(target: str, draft: str, mode: Mode) -> Places:
-    """The cores and devices for `placement:` in `mode`; raises `ConfigError` for what is not there.
+def place(target: str, draft: str) -> Places:
+    """The cores and devices for `placement:`; raises `ConfigError` for what is not there.
 
     Loads torch only where a GPU is named.
 
-    `auto` is the CPU: in mode `ssd` both lanes work at the same time, so each gets one half; in the
-    other modes they take turns (or, under `hybrid`, may), so each gets every core.
+    `auto` is the CPU, and every core that the other role was not given. Lanes share cores while both work;
+    while one rests the other has them all.
     """
-    cores = sorted(available_cores())
-    half = len(cores) // 2
-    if mode is Mode.SSD and half:
-        halves = frozenset(cores[:-half]), frozenset(cores[-half:])
-    else:
-        halves = frozenset(cores), frozenset(cores)
     return Places(
-        target=halves[0] if _has_any_core(target) else parse_cores(target),
-        draft=halves[1] if _has_any_core(draft) else parse_cores(draft),
+        target=_cores(target, draft),
+        draft=_cores(draft, target),
         target_device=_device(target),
         draft_device=_device(draft),
     )
@@ -57,6 +50,13 @@ def check_place(place: str) -> None:
     if not _has_any_core(place):
         parse_cores(place)
     _device(place)
+
+
+def _cores(place: str, other: str) -> frozenset[int]:
+    if not _has_any_core(place):
+        return parse_cores(place)
+    every = available_cores()
+    return every if _has_any_core(other) else (every - parse_cores(other)) or every
 
 
 def _has_any_core(place: str) -> bool:

@@ -6,7 +6,6 @@ import pytest
 
 from ssd_runtime.device import cores, placement
 from ssd_runtime.device.placement import Places, place
-from ssd_runtime.types import Mode
 
 
 def with_cores(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
@@ -14,36 +13,25 @@ def with_cores(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
         monkeypatch.setattr(module, "available_cores", lambda: frozenset(numbers))
 
 
-def test_ssd_shares_the_cores_between_the_roles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Halves that do not overlap; the target gets the odd one."""
+def test_both_roles_have_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every mode: none is left idle while a lane rests."""
     with_cores(monkeypatch, 0, 1, 2, 5, 7)
-    places = place("auto", "auto", Mode.SSD)
-    assert places.target == {0, 1, 2}
-    assert places.draft == {5, 7}
+    places = place("auto", "auto")
+    assert places.target == places.draft == {0, 1, 2, 5, 7}
 
 
-@pytest.mark.parametrize("mode", [Mode.AUTOREGRESSIVE, Mode.SPECULATIVE])
-def test_roles_that_take_turns_get_every_core(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left idle."""
-    with_cores(monkeypatch, 0, 1)
-    places = place("auto", "auto", mode)
-    assert places.target == places.draft == {0, 1}
-
-
-def test_one_core_serves_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is nothing to share."""
-    with_cores(monkeypatch, 3)
-    places = place("auto", "auto", Mode.SSD)
-    assert places.target == places.draft == {3}
+def test_auto_is_every_core_that_the_other_role_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever names one role's cores wants them for that role."""
+    with_cores(monkeypatch, 0, 1, 2, 3)
+    assert place("cpu:0", "auto") == Places(frozenset({0}), frozenset({1, 2, 3}))
+    assert place("auto", "cpu:1-2") == Places(frozenset({0, 3}), frozenset({1, 2}))
+    assert place("cpu:0-3", "auto").draft == {0, 1, 2, 3}
 
 
 def test_a_place_that_is_given_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In any mode; the other role's `auto` is what it would have been."""
-    with_cores(monkeypatch, 0, 1, 2, 3)
-    places = place("cpu:0", "auto", Mode.SSD)
-    assert places.target == {0}
-    assert places.draft == {2, 3}
-    assert place("cpu:1", "cpu:1", Mode.SSD).draft == {1}
+    """Also where both roles are given the same."""
+    with_cores(monkeypatch, 0, 1)
+    assert place("cpu:1", "cpu:1") == Places(frozenset({1}), frozenset({1}))
 
 
 @pytest.mark.parametrize(
