@@ -156,7 +156,6 @@ class _Builder:
             clock=self._clock,
             trace=self._trace,
             model_name=model.name,
-            places=self._places,
             observers=self._registries.observers.names(),
         )
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ssd_runtime.clock import Clock
-from ssd_runtime.device.placement import Places
 from ssd_runtime.engine.core import EngineCore
 from ssd_runtime.engine.prepare import Limits
 from ssd_runtime.engine.reload import Replaceable
@@ -35,7 +34,6 @@ class Parts:
     clock: Clock
     trace: RecordSink | None
     model_name: str
-    places: Places
     observers: tuple[str, ...]
 
     @property
