@@ -183,8 +183,16 @@ class SchedulerSettings(_Section):
 class PlacementSettings(_Section):
     """Which device serves which role."""
 
-    target: Place = Field("auto", description="The target: auto, cpu:0, cpu:0-3, cuda:0, or a list.")
-    draft: Place = Field("auto", description="The draft: auto, cpu:0, cpu:0-3, cuda:0, or a list.")
+    target: Place = Field(
+        "auto",
+        description="The target: auto (every core that the draft was not given), cpu:0, cpu:0-3, cuda:0, "
+        "or a list.",
+    )
+    draft: Place = Field(
+        "auto",
+        description="The draft: auto (every core that the target was not given), cpu:0, cpu:0-3, cuda:0, "
+        "or a list.",
+    )
 
 
 class ServerSettings(_Section):

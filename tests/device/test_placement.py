@@ -20,6 +20,13 @@ def test_both_roles_have_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
     assert places.target == places.draft == {0, 1, 2, 5, 7}
 
 
+def test_one_core_serves_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to share."""
+    with_cores(monkeypatch, 3)
+    places = place("auto", "auto")
+    assert places.target == places.draft == {3}
+
+
 def test_auto_is_every_core_that_the_other_role_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever names one role's cores wants them for that role."""
     with_cores(monkeypatch, 0, 1, 2, 3)

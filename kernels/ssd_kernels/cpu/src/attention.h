@@ -37,10 +37,9 @@ struct Tile {
     }
   }
 
-  // Asks for a part of entry `index`: those of one head lie in stretches too short for the processor to guess.
-  void fetch(int64_t index, int64_t from, int64_t bytes) const {
-    if (index >= count) return;
-    for (int64_t at = 0; at < bytes; at += CACHE_LINE) __builtin_prefetch(entries[index] + from + at, 0, 3);
+  // A part of entry `index`, if it is there: those of one head lie in stretches too short for the processor to guess.
+  void fetch_entry(int64_t index, int64_t from, int64_t bytes) const {
+    if (index < count) fetch(entries[index] + from, bytes);
   }
 };
 
@@ -69,7 +68,7 @@ template <int FORMAT, int G>
 void score_any(const Tile& tile, const Tile& next, int64_t dim, const float* queries, int64_t padded, Scores<G>& scores) {
   for (int64_t index = 0; index < tile.count; ++index) {
     const uint8_t* keys = tile.entries[index];
-    next.fetch(index, 0, dim * kv_item_bytes(FORMAT));
+    next.fetch_entry(index, 0, dim * kv_item_bytes(FORMAT));
     F sums[G];
     for (int g = 0; g < G; ++g) sums[g] = zero();
     for (int64_t at = 0; at < dim; at += W) {
@@ -88,7 +87,7 @@ void score_whole(const Tile& tile, const Tile& next, const float* queries, Score
     for (int n = 0; n < N; ++n) query[g][n] = load(queries + (g * N + n) * W);
   for (int64_t index = 0; index < tile.count; ++index) {
     const uint8_t* keys = tile.entries[index];
-    next.fetch(index, 0, N * W * kv_item_bytes(FORMAT));
+    next.fetch_entry(index, 0, N * W * kv_item_bytes(FORMAT));
     F sums[G];
     for (int g = 0; g < G; ++g) sums[g] = zero();
 #pragma GCC unroll 16
@@ -126,7 +125,7 @@ inline void weigh(float* scores, int64_t count, int64_t padded, Softmax& softmax
     softmax.total *= shrink;
     for (int64_t i = 0; i < padded; ++i) softmax.values[i] *= shrink;
   }
-  const float best = softmax.best;
+  const float best = softmax.best;  // a copy, which no written score can be: so the loop becomes vectors
   for (int64_t i = 0; i < count; ++i) scores[i] = exponential(scores[i] - best);
   F sums = zero();
   int64_t i = 0;
@@ -144,7 +143,7 @@ void mix_chunk(const Tile& tile, const Tile& next, int64_t dim, const Scores<G>&
     for (int c = 0; c < CHUNK; ++c) sums[g][c] = load(softmax[g].values + from + c * W);
   for (int64_t index = 0; index < tile.count; ++index) {
     const uint8_t* values = tile.entries[index] + dim * item;
-    next.fetch(index, (dim + from) * item, CHUNK * W * item);
+    next.fetch_entry(index, (dim + from) * item, CHUNK * W * item);
     F weight[G];
     for (int g = 0; g < G; ++g) weight[g] = set1(scaled(FORMAT, weights[g][index], values + dim + 4));
 #pragma GCC unroll 4
@@ -179,7 +178,7 @@ void attend_heads(const Span& span, const float* queries, float* scratch, float*
   Tile tiles[2];
   Tile *tile = &tiles[0], *next = &tiles[1];
   tile->seat(span, span.first);
-  for (int64_t i = 0; i < tile->count; ++i) tile->fetch(i, 0, pages.entry);
+  for (int64_t i = 0; i < tile->count; ++i) tile->fetch_entry(i, 0, pages.entry);
   for (int64_t from = span.first; tile->count; std::swap(tile, next)) {
     from += tile->count;
     next->seat(span, from);

@@ -93,11 +93,13 @@ inline void quantize_row(const float* x, int64_t in, int64_t groups, int8_t* cod
   }
 }
 
-// Asks for weights that are used soon: between the products of several rows the processor does not look far enough.
-// What lies behind the last ones may be asked for in vain.
-inline void fetch_ahead(const uint8_t* weights, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += CACHE_LINE) __builtin_prefetch(weights + FETCH_AHEAD + at, 0, 3);
+// Asks for what is read soon; also for what is not there, in vain.
+inline void fetch(const uint8_t* from, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += CACHE_LINE) __builtin_prefetch(from + at, 0, 3);
 }
+
+// Weights that are used soon: between the products of several rows the processor does not look far enough.
+inline void fetch_ahead(const uint8_t* weights, int64_t bytes) { fetch(weights + FETCH_AHEAD, bytes); }
 
 template <int M>
 using Sums = F[M][VECTORS];
